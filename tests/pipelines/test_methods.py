@@ -51,9 +51,7 @@ def test_the_tables_of_the_command_line_are_those_of_the_methods() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_drafts_and_the_text_stays(
-    name: str, sources: Sources, plain: list[int]
-) -> None:
+def test_methods_draft_and_the_text_stays(name: str, sources: Sources, plain: list[int]) -> None:
     engine = Engine(tiny.model("llama"), drafter=build(name, sources), budget=6)
     result = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
     assert result.tokens == plain

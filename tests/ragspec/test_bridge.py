@@ -46,9 +46,7 @@ GREEDY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", GREEDY)
-def test_greedy_sequences_are_those_of_transformers(
-    name: str, model: Any, spec: Speculation
-) -> None:
+def test_greedy_texts_are_those_of_transformers(name: str, model: Any, spec: Speculation) -> None:
     ours, theirs = both(model, spec, **GREEDY[name])
     assert torch.equal(ours, theirs)
     assert len(spec.reports) == len(ours)

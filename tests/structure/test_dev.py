@@ -60,9 +60,7 @@ def test_a_second_set_up_installs_nothing(dev: ModuleType, installs: list[bool])
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "constraints/tested.txt"])
-def test_a_changed_requirement_sets_up_again(
-    dev: ModuleType, installs: list[bool], file: str
-) -> None:
+def test_a_new_requirement_sets_up_again(dev: ModuleType, installs: list[bool], file: str) -> None:
     dev.set_up()
     (dev.ROOT / file).write_text("changed")
     dev.set_up()

@@ -213,9 +213,7 @@ def test_every_part_has_a_layer() -> None:
         ("ragspec.pipelines.methods", "from ragspec.visual import VQTokenizer", 0),
     ],
 )
-def test_the_check_of_the_layers_can_fail(
-    tmp_path: Path, module: str, code: str, caught: int
-) -> None:
+def test_the_check_of_layers_can_fail(tmp_path: Path, module: str, code: str, caught: int) -> None:
     (tmp_path / "bad.py").write_text(code, encoding="utf-8")
     assert len(strangers(arrows(MODULES | {module: tmp_path / "bad.py"}))) == caught
 

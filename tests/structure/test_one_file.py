@@ -121,9 +121,7 @@ class ToyFamily(LlamaGen):
 """
 
 
-def test_another_package_adds_names_by_entry_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_points_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny installed package brings a drafter, a rule and an image family."""
     site = tmp_path / "site"
     info = site / "toy_ragspec-1.0.dist-info"

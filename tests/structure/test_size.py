@@ -153,9 +153,7 @@ walk(lambda: pipe(class_labels=[0], generator=seed(), output_type="latent"), pip
     ],
     ids=["generate", "generate with the default drafter", "ask", "draw"],
 )
-def test_the_first_forward_is_reached_through_few_files(
-    code: str, limit: Limit, tmp_path: Path
-) -> None:
+def test_the_first_forward_runs_through_few_files(code: str, limit: Limit, tmp_path: Path) -> None:
     script = tmp_path / "walk.py"
     script.write_text(f"ROOT = {str(ROOT)!r}\n{WALK}\n{code}", encoding="utf-8")
     printed = run_script(script, cwd=ROOT)

@@ -70,9 +70,7 @@ WAITS: dict[str, tuple[Callable[[torch.Tensor], object], Cause, int]] = {
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_each_wait_is_counted_where_it_is_created(
-    name: str, device: Pretend, there: torch.Tensor
-) -> None:
+def test_each_wait_is_counted_at_its_place(name: str, device: Pretend, there: torch.Tensor) -> None:
     do, cause, size = WAITS[name]
     with device.recording() as record:
         do(there)

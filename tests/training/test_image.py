@@ -51,9 +51,7 @@ def tokenizer_trainer(seed: int = 1) -> Any:
     return script.Trainer(script.build_model(codes=32, widths=(8, 8, 8)), seed, 2e-3)
 
 
-def test_the_tokenizer_learns_and_uses_its_book(
-    built_up: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_codebook_is_learnt_and_used(built_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, data = module("image_tokenizer"), module("image_data")
     monkeypatch.setattr(script, "WARM_UP", 20)
     trainer = tokenizer_trainer()
@@ -66,9 +64,7 @@ def test_the_tokenizer_learns_and_uses_its_book(
     assert script.codes_in_use(tokenizer, [data.read_pictures(built_up, "tiles")]) <= 32
 
 
-def test_the_tokenizer_run_resumes(
-    built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokenizer_resumes(built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, data = module("image_tokenizer"), module("image_data")
     monkeypatch.setattr(script, "WARM_UP", 2)
     parts = {name: data.read_pictures(built_up, "tiles") for name in script.SHARES}
@@ -124,9 +120,7 @@ def test_target_and_draft_learn(built_up: Path, monkeypatch: pytest.MonkeyPatch,
     assert 0 < figures["entropy"] < 6.94
 
 
-def test_dropped_conditions_are_not_visible(
-    built_up: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropped_conditions_are_invisible(built_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = pair_trainer(built_up, monkeypatch, "tiles")
     codes, _ = trainer.rows.draw(2, trainer.rng)
     codes = codes[:1].expand(2, -1)
@@ -227,9 +221,7 @@ def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: 
     assert pipe.draft.trunk.config.hidden_size == latents.DRAFT_TRUNK["hidden_size"]
 
 
-def test_a_trunk_of_codes_is_taken_as_it_is(
-    built_up: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trunk_of_codes_is_taken_as_is(built_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     latents = module("latent_train")
     for name, value in (("BATCH", 4), ("READ_STEPS", 30), ("READ_PICTURES", 64)):
         monkeypatch.setattr(latents, name, value)

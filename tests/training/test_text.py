@@ -216,9 +216,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
     return text_train.Trainer("draft", 1, 5e-3, 3e-3)
 
 
-def test_a_resumed_run_equals_an_unbroken_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_runs_equal_unbroken_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = torch.randint(0, 400, (4, 65), generator=torch.Generator().manual_seed(1))
     weights = torch.ones(4, 65)
     one = trainer(monkeypatch)

@@ -204,9 +204,7 @@ def test_adapters_of_peft_draw(saved: Saved, kind: str, tmp_path: Path) -> None:
 
 
 @EVERY
-def test_the_command_and_the_benchmark_reach_every_family(
-    saved: Saved, kind: str, tmp_path: Path
-) -> None:
+def test_command_and_benchmark_reach_every_family(saved: Saved, kind: str, tmp_path: Path) -> None:
     subject = ["--class", "1"] if "class_labels" in CALLS[kind] else ["red cat"]
     subject = ["--family", "imagegpt"] if kind == "imagegpt" else subject
     if kind == "emu3":  # whose own size has more codes than the tiny model has positions

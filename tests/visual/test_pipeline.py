@@ -23,9 +23,7 @@ def opened(folder: Path, drafter: Any = "model", rule: Any = "exact", **more: An
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("drafter", ["model", "jacobi"])
-def test_an_exact_rule_draws_what_plain_decoding_draws(
-    folder: Path, drafter: str, scale: float
-) -> None:
+def test_an_exact_rule_draws_as_plain_decoding(folder: Path, drafter: str, scale: float) -> None:
     arguments = {"guidance_scale": scale, "num_images_per_prompt": 2, "top_k": 12}
     fast = opened(folder, drafter)(class_labels=["red", 2], generator=dice(), **arguments)
     plain = opened(folder, None)(class_labels=["red", 2], generator=dice(), **arguments)

@@ -126,9 +126,7 @@ def test_what_would_change_the_text_is_visible(
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
-def test_flare_looks_up_after_less_probable_tokens_alone(
-    index: PassageIndex, sampling: Sampling
-) -> None:
+def test_flare_searches_only_at_improbable_tokens(index: PassageIndex, sampling: Sampling) -> None:
     request = engine()
     options: dict[str, Any] = {"stride": 2, "search": "dense", "query_tokens": 8}
     inputs: dict[str, Any] = {"max_new_tokens": 40, "refuse": False, "ignore_eos": True}
@@ -324,9 +322,7 @@ def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
         ({"search": "deep"}, "search is 'deep'; expected one of dense, sparse, fused"),
     ],
 )
-def test_bad_settings_are_refused(
-    index: PassageIndex, options: dict[str, Any], expected: str
-) -> None:
+def test_refuses_bad_settings(index: PassageIndex, options: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         iterative(engine(), index, **options)
 

@@ -139,9 +139,7 @@ def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
         ({"prompt": "nothing"}, "nothing"),
     ],
 )
-def test_what_cannot_be_read_is_refused(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_refuses_what_cannot_be_read(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         LongDocument.open(text_file(tmp_path), **{"engine": engine(), **options})
 

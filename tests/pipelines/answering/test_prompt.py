@@ -173,9 +173,7 @@ def test_every_template_shows_the_passages_and_the_question(name: str, chat: boo
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_template_writes_the_prompt_and_its_passages_are_detected(
-    chat: bool, tmp_path: Path
-) -> None:
+def test_a_template_writes_the_prompt_and_passages_are_detected(chat: bool, tmp_path: Path) -> None:
     path = tmp_path / "own.jinja"
     path.write_text(OF_MODEL, encoding="utf-8")
     tokenizer = bpe(chat)

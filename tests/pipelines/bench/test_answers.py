@@ -13,9 +13,7 @@ from tests.support import tiny
 TEXT = "E07 means that the pressure is too low."
 
 
-def test_questions_are_measured_and_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "pump.md").write_text(f"# Pump\n\n{TEXT}\n")
     model = tmp_path / "model"

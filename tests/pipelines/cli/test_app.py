@@ -50,9 +50,7 @@ def test_debug_shows_where_an_error_came_from(capsys: Capture) -> None:
         main(["report", "absent.jsonl", "--debug"])
 
 
-def test_interrupt_before_any_text_ends_with_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_an_early_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(EngineOptions, "load_engine", Mock(side_effect=KeyboardInterrupt))
     assert "interrupted" in output_of(capsys, "generate", "a", code=130).err
 
@@ -73,9 +71,7 @@ def test_stop_strings_may_name_line_breaks() -> None:
     assert GenerateOptions.stops(options) == ["a\n", r"\n", "\n"]
 
 
-def test_a_predicted_text_is_copied_and_changes_nothing(
-    model: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_prediction_only_saves_forwards(model: str, tmp_path: Path, capsys: Capture) -> None:
     arguments = ["generate", "A draft ", "--model", model, "--max-new-tokens", "30"]
     arguments += ["--budget", "8"]
     result = run(capsys, *arguments)
@@ -205,9 +201,7 @@ def test_interrupts_while_the_commands_are_imported_and_while_one_is_handled(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
-def test_a_full_disk_is_named_and_leaves_no_trace(
-    model: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_trace_on_a_full_disk_is_removed(model: str, tmp_path: Path, capsys: Capture) -> None:
     run = ["generate", "a", "--model", model, "--max-new-tokens", "3", "--trace"]
     assert "'/dev/full'" in output_of(capsys, *run, "/dev/full", code=2).err
     assert Path("/dev/full").exists()

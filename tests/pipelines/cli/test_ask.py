@@ -54,9 +54,7 @@ def ask(
     return run(capsys, *arguments, "--max-new-tokens", "40", *more)
 
 
-def test_answer_is_one_object_with_the_promised_fields(
-    index: str, model: str, capsys: Capture
-) -> None:
+def test_an_answer_has_the_promised_fields(index: str, model: str, capsys: Capture) -> None:
     result = ask(capsys, index, model, "-s", "top-passages=1", "--seed", "3", "-t", "0.7")
     assert {"answer", "citations", "passages", "label", "report"} <= result.keys()
     assert result["label"] == "exact" and result["report"]["seed"] == 3
@@ -86,9 +84,7 @@ def test_the_whole_answer_may_be_written_in_rounds(index: str, model: str, capsy
     assert result["report"]["retrieval"]["strides"] == 3
 
 
-def test_its_page_says_what_was_searched(
-    index: str, model: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_its_page_shows_searches(index: str, model: str, tmp_path: Path, capsys: Capture) -> None:
     trace, page = str(tmp_path / "t.jsonl"), tmp_path / "page.html"
     for command in ("ask-iterative", "ask"):
         ask(capsys, index, model, "--trace", trace, command=command)
@@ -156,17 +152,13 @@ def test_an_interrupt_keeps_the_answer_that_is_not_displayed(
     assert result["report"]["tokens"] == 4 and result["skipped"] == []
 
 
-def test_an_answer_longer_than_the_context_has_its_code(
-    index: str, model: str, capsys: Capture
-) -> None:
+def test_an_answer_beyond_the_context_has_its_code(index: str, model: str, capsys: Capture) -> None:
     long = ["ask", "What is a walk?", "--docs", index, "--max-new-tokens", "4000"]
     out, err = output_of(capsys, *long, "-m", model, code=3)
     assert out == "" and "Traceback" not in err and "error:" in err
 
 
-def test_another_embedder_searches_where_it_is_named(
-    tmp_path: Path, model: str, capsys: Capture
-) -> None:
+def test_a_named_embedder_searches(tmp_path: Path, model: str, capsys: Capture) -> None:
     folder, instance = write_pages(tmp_path / "pages"), str(tmp_path / "made.idx")
     toy = str(make_embedder(tmp_path / "toy"))
     output_of(capsys, "index", "build", folder, "--out", instance, "--embedder", toy)
@@ -195,7 +187,7 @@ def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys:
     assert len(ask(capsys, str(tmp_path / "made.idx"), model)["passages"]) == 2
 
 
-def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(
+def test_questions_beyond_the_documents_call_no_model(
     index: str, model: str, capsys: Capture
 ) -> None:
     requests = ["ask", "Which tree grows on the mountain?", "--docs", index, "--model", model]

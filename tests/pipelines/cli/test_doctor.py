@@ -29,7 +29,7 @@ def test_findings_are_json_and_name_what_is_there(capsys: Capture) -> None:
     assert "million weights on in 8 bits" in device["runtime"]
 
 
-def test_a_package_of_an_extra_may_be_missing(
+def test_packages_of_extras_may_be_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     def there(name: str) -> str:
@@ -125,9 +125,7 @@ def instance(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
     return out, folder, embedder
 
 
-def test_an_index_is_replaced_only_when_reported(
-    instance: tuple[str, Path, str], capsys: Capture
-) -> None:
+def test_an_index_is_replaced_on_request(instance: tuple[str, Path, str], capsys: Capture) -> None:
     out, folder, embedder = instance
     again = ["index", "build", str(folder), "--out", out, "--embedder", embedder]
     err = output_of(capsys, *again, code=2).err

@@ -112,9 +112,7 @@ def test_images_drawn_before_an_interrupt_are_whole_and_counted(
         Image.open(path).load()
 
 
-def test_without_a_seed_one_is_chosen_and_printed(
-    folder: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_missing_seed_is_chosen_and_printed(folder: str, tmp_path: Path, capsys: Capture) -> None:
     result = draw("--class", "1", "--model", folder, tmp_path / "out")
     assert f"seed {result['seed']}" in capsys.readouterr().out
 

@@ -44,7 +44,7 @@ def start(*options: str) -> tuple[subprocess.Popen[str], str]:
     return server, address
 
 
-def test_it_serves_and_lets_texts_end_when_reported_to_stop(tmp_path: Path) -> None:
+def test_it_serves_and_finishes_texts_when_stopped(tmp_path: Path) -> None:
     (tmp_path / "rules.txt").write_text("A draft is a guess at the next tokens of a text.")
     server, address = start("--docs", str(tmp_path), "--key", "alpha")
     results: list[httpx.Response] = []

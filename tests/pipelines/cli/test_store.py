@@ -49,9 +49,7 @@ def held(path: Path, scope: str = "global") -> list[str]:
     return [str(decode(d)) for segment in store.segments(scope) for d in segment.documents()]
 
 
-def test_a_folder_is_built_and_looked_at(
-    texts: Path, tmp_path: Path, model: str, capsys: Capture
-) -> None:
+def test_a_folder_becomes_a_store(texts: Path, tmp_path: Path, model: str, capsys: Capture) -> None:
     out = tmp_path / "c.store"
     text, noted = output_of(capsys, "store", "build", texts, "--model", model, "--out", out)
     assert "3 documents, 1 segment," in text
@@ -123,9 +121,7 @@ def test_a_store_is_replaced_on_request_alone(
     assert len(held(out, "acme")) == 3
 
 
-def test_documents_do_not_become_answers(
-    store: Path, tmp_path: Path, model: str, capsys: Capture
-) -> None:
+def test_documents_stay_documents(store: Path, tmp_path: Path, model: str, capsys: Capture) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
     arguments = ["from-answers", tmp_path / "prompts.jsonl", "-m", model, "-o", store]
     err = output_of(capsys, "store", *arguments, "--max-new-tokens", "2", code=8).err
@@ -134,9 +130,7 @@ def test_documents_do_not_become_answers(
     assert len(held(store)) == 3
 
 
-def test_a_store_is_no_source_of_documents(
-    store: Path, tmp_path: Path, model: str, capsys: Capture
-) -> None:
+def test_a_store_is_no_document(store: Path, tmp_path: Path, model: str, capsys: Capture) -> None:
     other = tmp_path / "b.store"
     message = output_of(capsys, "store", "build", store, "-m", model, "-o", other, code=7).err
     assert "is a store of text" in message and "--store" in message

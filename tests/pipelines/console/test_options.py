@@ -128,7 +128,7 @@ def test_a_scope_is_drafted_from(tmp_path: Path) -> None:
     assert isinstance(rest, RestDrafter) and rest.scope == "tenant"
 
 
-def test_control_characters_of_a_document_never_accept_prob_the_terminal() -> None:
+def test_control_characters_of_a_document_are_not_printed() -> None:
     assert printable("a\x1b[31mb\x07\rc\u202ed") == "a\ufffd[31mb\ufffd\ufffdc\ufffdd"
     harmless = "tab\tline\nünïcode 中文\u00a0\u2009\u200d!"
     assert printable(harmless) == harmless

@@ -303,9 +303,7 @@ def test_settings_outside_their_range_are_refused(
         KnnLM(engine(), small, **options)
 
 
-def test_the_default_temperature_is_a_share_of_the_variance(
-    small: Datastore, tmp_path: Path
-) -> None:
+def test_the_default_temperature_is_a_share_of_variance(small: Datastore, tmp_path: Path) -> None:
     keys = np.asarray(small.keys, np.float64)
     expected = np.square(keys - keys.mean(0)).sum(1).mean() / 15
     assert KnnLM(engine(), small, k=8).knn.temperature == float(f"{expected:.3g}")

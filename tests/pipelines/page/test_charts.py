@@ -118,9 +118,7 @@ def test_leading_space_gets_no_colour() -> None:
     ("document", "name", "place"),
     [(PREDICTION, "prediction", " · token 4–5"), (LAYOUT, "layout", "")],
 )
-def test_what_was_copied_from_no_document_has_its_colour(
-    document: int, name: str, place: str
-) -> None:
+def test_text_copied_from_no_document_has_its_colour(document: int, name: str, place: str) -> None:
     origin = [(document, 4), (document, 5), (0, 7)]
     steps = (
         Step(DraftTree.chain([1, 2, 3], "context", origin=origin), (0, 1, 2), (1, 2, 3, 9)),

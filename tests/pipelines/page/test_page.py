@@ -162,7 +162,7 @@ def test_write_page_makes_the_file_and_names_its_errors(tmp_path: Path) -> None:
         {"report": {"label": 1}},
     ],
 )
-def test_a_trace_that_cannot_be_displayed_is_called_damaged(
+def test_traces_that_cannot_be_displayed_are_damaged(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     sample_trace(tmp_path)

@@ -43,7 +43,7 @@ def begun(instance: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
         yield result
 
 
-def test_the_surplus_is_reported_to_come_again(begun: tuple[httpx.Client, Serving]) -> None:
+def test_the_surplus_is_refused_with_a_time_to_retry(begun: tuple[httpx.Client, Serving]) -> None:
     client, serving = begun
     with ThreadPoolExecutor(12) as callers:
         results = list(callers.map(lambda _: post(client, LONG), range(12)))
@@ -88,9 +88,7 @@ def test_a_large_body_is_refused(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_caller_that_leaves_frees_its_row(
-    begun: tuple[httpx.Client, Serving], stream: bool
-) -> None:
+def test_a_leaving_caller_frees_its_row(begun: tuple[httpx.Client, Serving], stream: bool) -> None:
     client, serving = begun
     for _ in range(5):
         hang_up(client, serving, {**LONG, "stream": stream})

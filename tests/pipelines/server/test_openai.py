@@ -56,9 +56,7 @@ def test_the_client_understands_errors(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("dump", [False, True])
-def test_a_reply_is_the_next_turn_also_of_an_asynchronous_stream(
-    client: OpenAI, dump: bool
-) -> None:
+def test_a_reply_is_the_next_turn_also_of_an_async_stream(client: OpenAI, dump: bool) -> None:
     first = client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=4)
     reply: Any = first.choices[0].message
     options: Any = {"model": NAME, "temperature": 0, "max_tokens": 6}
@@ -92,9 +90,7 @@ def test_langchain_goes_on_with_a_reply(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("package", ["openai", "@ai-sdk/openai-compatible", "@ai-sdk/openai"])
-def test_a_client_of_node_goes_on_with_a_reply(
-    client: OpenAI, instance: Engine, package: str
-) -> None:
+def test_a_node_client_goes_on_with_a_reply(client: OpenAI, instance: Engine, package: str) -> None:
     node = shutil.which("node") or pytest.skip("node is not installed")
     script = str(Path(__file__).with_name("clients.cjs"))
     command = [node, script, package, str(client.base_url), NAME]
@@ -110,9 +106,7 @@ def test_a_client_of_node_goes_on_with_a_reply(
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_no_request_is_answered_by_a_fault(
-    pair: tuple[OpenAI, Serving, str], examples: int
-) -> None:
+def test_no_request_ends_in_a_fault(pair: tuple[OpenAI, Serving, str], examples: int) -> None:
     _, serving, address = pair
     request: dict[str, int] = {}
     for result in openapi.from_url(f"{address}/openapi.json").get_all_operations():

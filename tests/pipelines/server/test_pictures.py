@@ -95,9 +95,7 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
     assert [out.label for out in outs] == ["unfinished"]
 
 
-def test_requests_for_pictures_are_counted_and_those_that_wait_end_with_the_server(
-    instance: Engine,
-) -> None:
+def test_picture_requests_are_counted_and_end_with_the_server(instance: Engine) -> None:
     serving = Serving(instance, NAME, settings=ServerSettings(max_queue_size=1))
     begun, on = threading.Event(), threading.Event()
 

@@ -126,9 +126,7 @@ def test_a_chat_without_text_or_template_is_refused_by_name() -> None:
         ({**CHAT, "max_completion_tokens": 512}, "max_completion_tokens"),
     ],
 )
-def test_a_context_error_says_what_fits(
-    client: httpx.Client, body: dict[str, Any], param: str
-) -> None:
+def test_an_error_says_what_fits(client: httpx.Client, body: dict[str, Any], param: str) -> None:
     error = post(client, body).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert error["message"].startswith("This model's maximum context length is 512 tokens, but ")

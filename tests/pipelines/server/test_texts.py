@@ -78,9 +78,7 @@ def test_no_text_waits_for_the_garbage_collector(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_documents_do_not_speak_of_is_said_of_each_sample(
-    instance: Engine, stream: bool
-) -> None:
+def test_each_sample_says_that_no_document_speaks_of_it(instance: Engine, stream: bool) -> None:
     index = PassageIndex.build([Document("a.txt", "A", "Drafts are verified.")], embedder=None)
     messages = [{"role": "user", "content": "Who won the cup in Uruguay?"}]
     body = {"model": NAME, "messages": messages, "n": 3, "stream": stream}

@@ -26,9 +26,7 @@ def instance() -> Engine:
 
 
 @pytest.mark.parametrize("usage", [False, True])
-def test_a_client_that_stops_at_the_finish_reason_has_the_text(
-    client: httpx.Client, usage: bool
-) -> None:
+def test_a_client_may_stop_at_the_finish_reason(client: httpx.Client, usage: bool) -> None:
     whole = post(client, {**CHAT, "max_tokens": 24}).json()["choices"][0]["message"]["content"]
     openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0)
     options: Any = {"stream_options": {"include_usage": True}} if usage else {}
@@ -112,9 +110,7 @@ def test_what_changes_the_result_is_honoured(client: httpx.Client, instance: Eng
     assert rest["usage"]["total_tokens"] == 512
 
 
-def test_an_echo_has_the_log_probabilities_of_the_prompt(
-    client: httpx.Client, instance: Engine
-) -> None:
+def test_an_echo_has_the_logprobs_of_the_prompt(client: httpx.Client, instance: Engine) -> None:
     ids = [tiny.prompt(length, vocab_size=300, seed=length) for length in (90, 5, 1)]
     ids.append([instance.tokenizer.eos_token_id] * 2)  # without any text
     body = {**TEXT, "prompt": ids, "max_tokens": 1, "logprobs": 2, "echo": True}

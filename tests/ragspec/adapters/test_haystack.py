@@ -52,7 +52,7 @@ def test_settings_of_a_run_win_and_n_gives_several_replies() -> None:
     assert [reply.meta["index"] for reply in result["replies"]] == [0, 1]
 
 
-def test_chunks_accept_prob_the_callback_of_the_run_or_of_the_component() -> None:
+def test_chunks_go_to_the_callback_of_the_run_or_of_the_component() -> None:
     chunks: list[StreamingChunk] = []
     result = generator(streaming_callback=reported).run(REQUESTS, streaming_callback=chunks.append)
     assert "".join(chunk.content for chunk in chunks) == result["replies"][0].text

@@ -102,9 +102,7 @@ def test_chat_templates_and_names_are_what_the_harness_asks_for() -> None:
     assert "/" not in lm.tokenizer_name
 
 
-def test_a_task_of_the_harness_gives_the_same_scores_with_and_without_drafts(
-    tmp_path: Path,
-) -> None:
+def test_a_harness_task_gives_the_same_scores_with_and_without_drafts(tmp_path: Path) -> None:
     rows = [{"q": f"Name {n} rivers.", "a": "Rhine"} for n in range(6)]
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")

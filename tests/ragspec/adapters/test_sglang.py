@@ -220,9 +220,7 @@ def test_another_registry_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) ->
         register()
 
 
-def test_another_worker_is_refused_by_name(
-    host: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refuses_another_worker_by_name(host: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     register()
     factory = SpeculativeAlgorithm.known["RAGSPEC"].factory
     for owner, method in [each.split(".") for each in sglang.CALLED]:

@@ -89,7 +89,7 @@ def test_a_special_token_in_a_message_stays_plain_text() -> None:
     assert writer.engine.tokenizer.eos_token_id not in job.prompt.token_ids
 
 
-def test_arguments_of_tool_calls_accept_prob_the_template_as_mappings() -> None:
+def test_arguments_of_tool_calls_are_mappings_in_the_template() -> None:
     template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments.city }}{% endfor %}"
     call = {"type": "function", "function": {"name": "f", "arguments": '{"city": "Ulm"}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}

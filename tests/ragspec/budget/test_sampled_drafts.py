@@ -262,9 +262,7 @@ def prune_freely(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SAMPLED_KINDS", frozenset())
 
 
-def test_the_first_of_a_pair_stays_where_the_second_was_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_of_a_pair_stays_if_the_second_was_right(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = Sampled(DISTRIBUTIONS, DISTINCT, (2,), telling=False)
     row = row_of("auto", "dear third row", drafter)
     pair = row.appraise(drafter.propose(DraftContext([7], 1, 50), 2))
@@ -287,9 +285,7 @@ def test_a_size_chosen_after_the_draw_changes_the_distribution(
     assert known(rule, kind, widths, [each for each in POLICIES if not each[0].isdigit()])
 
 
-def test_a_size_does_not_follow_how_many_tokens_a_distribution_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sizes_do_not_follow_the_width_of_a_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without replacement a law of one token bears one child: the shape tells what was drawn."""
     distributions = Distributions(3, 5)
     distributions.cache["target", ()] = torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64)

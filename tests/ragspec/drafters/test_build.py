@@ -139,7 +139,7 @@ def test_what_is_held_is_declared() -> None:
     assert Pair(NoisyTrees({})).needs == Needs()
 
 
-def test_every_store_is_requested_whether_it_fits() -> None:
+def test_every_store_is_checked() -> None:
     pair = Pair(NoisyTrees({}), Pair(Stored({})))
     pair.fits("a")
     with pytest.raises(errors.StoreError, match="another model"):
@@ -156,7 +156,7 @@ DELEGATE_REQUEST = DraftRequest((1, 2), 20)
 DELEGATE_PLACE = DraftContext([1, 2], 2, 50)
 
 
-def test_a_source_that_stalls_is_used_until_it_is_switched_off(
+def test_a_stalling_source_is_used_until_it_is_switched_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = FixedDrafter([9], "slow", matched=7, seconds=1.0, clock=fake_clock(monkeypatch))

@@ -127,9 +127,7 @@ def create(name: str, where: CausalTarget, store: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", names("drafter"))
-def test_every_drafter_drafts_as_on_the_cpu(
-    name: str, there: CausalTarget, store: CorpusIndex
-) -> None:
+def test_drafters_draft_as_on_the_cpu(name: str, there: CausalTarget, store: CorpusIndex) -> None:
     def draft(where: CausalTarget) -> list[Any]:
         engine = Engine(where, drafter=create(name, where, store), budget=BUDGET)
         return [written(engine, SETTINGS[each], texts=answers()) for each in ("greedy", "all")]

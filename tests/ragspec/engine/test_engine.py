@@ -82,9 +82,7 @@ def test_the_exact_number_of_tokens(new: int, model: Any, plain: Engine) -> None
     assert len(result.tokens) == new or result.finish_reason == "stop"
 
 
-def test_a_stateful_processor_receives_the_calls_of_plain_decoding(
-    model: Any, plain: Engine
-) -> None:
+def test_a_stateful_processor_gets_the_calls_of_plain_decoding(model: Any, plain: Engine) -> None:
     first, second = StatefulProcessor(), StatefulProcessor()
     expected = plain.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[first])
     engine = Engine(model, drafter=NoisyTrees({tuple(PROMPTS[0]): expected.tokens}), budget=12)
@@ -165,9 +163,7 @@ def test_a_drafter_that_changes_its_context_is_a_fault(
 @STATIC
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=1), Sampling(0.8, top_p=0.9)])
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_are_an_error(
-    static: str, sampling: Sampling, number: float
-) -> None:
+def test_non_finite_logits_are_an_error(static: str, sampling: Sampling, number: float) -> None:
     broken = copy.deepcopy(tiny.model("llama"))
     with torch.no_grad():
         broken.get_input_embeddings().weight[9] = number
@@ -220,9 +216,7 @@ class OneScale(torch.nn.Linear):
         return super().forward((inputs / scale).round() * scale)
 
 
-def test_a_model_that_is_quantised_after_opening_is_probed_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_quantised_after_opening_is_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     probes = Mock(wraps=probe)
     monkeypatch.setattr("ragspec.verification.open.probe", probes)
     engine = Engine(copy.deepcopy(tiny.model("llama")), drafter="context", budget=4)

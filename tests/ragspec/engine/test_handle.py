@@ -42,7 +42,7 @@ def test_a_watcher_of_a_handle_is_notified_of_its_end_and_released(plain: Engine
     assert len(list(handle)) == steps
 
 
-def test_who_watches_between_the_result_and_its_telling_is_reported(plain: Engine) -> None:
+def test_a_watcher_added_after_the_result_is_notified(plain: Engine) -> None:
     message: list[int] = []
     with plain.with_limits(1) as pool:
         handle = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)

@@ -141,9 +141,7 @@ def test_a_rule_that_counts_is_opened_for_every_row(
         assert result.report.tv_excess == 0.5 * (len(figures) - 1) / len(figures)  # less prefill
 
 
-def test_steps_add_up_to_the_text_of_their_row_in_all_parts_of_a_batch(
-    model: Any, drafted: Engine
-) -> None:
+def test_steps_add_up_to_the_text_of_their_row_in_every_part(model: Any, drafted: Engine) -> None:
     narrow = Engine(model, drafter=None, max_batch_size=2)
     known: defaultdict[int, list[int]] = defaultdict(list)
 
@@ -253,9 +251,7 @@ def test_rows_that_leave_take_their_forward_back(
     assert "discard_uncommitted" in message
 
 
-def test_what_fails_ahead_loses_no_token(
-    target: CausalTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_ahead_lose_no_token(target: CausalTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(target, drafter=None)
     whole = engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens
     launch, known = StaticSession.launch, list[int]()

@@ -189,9 +189,7 @@ units = st.one_of(st.integers(0, 0xFF), st.integers(0xD7F0, 0x10010))
 
 
 @given(st.lists(units))
-def test_what_comes_out_can_be_written_and_half_pairs_are_all_that_changes(
-    codes: list[int],
-) -> None:
+def test_output_can_be_written_and_half_pairs_are_all_that_changes(codes: list[int]) -> None:
     text = "".join(map(chr, codes))
     result = well_formed(text)
     result.encode()

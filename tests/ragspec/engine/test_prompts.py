@@ -239,9 +239,7 @@ def generate(prediction: Any, sampling: Sampling, drafter: str | None = "context
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=4)])
-def test_a_right_prediction_saves_forwards_and_a_wrong_one_changes_nothing(
-    sampling: Sampling,
-) -> None:
+def test_right_predictions_save_forwards_and_wrong_ones_change_nothing(sampling: Sampling) -> None:
     plain = generate(None, sampling, drafter=None)
     right = generate(plain.tokens, sampling)
     assert right.tokens == plain.tokens

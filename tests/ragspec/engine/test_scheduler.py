@@ -214,9 +214,7 @@ def test_numbers_out_of_range_are_refused(numbers: dict[str, int], plain: Engine
         plain.with_limits(**{"max_batch_size": 8, **numbers})
 
 
-def test_engines_of_one_scheduler_serve_beside_each_other(
-    plain: Engine, expected: list[list[int]]
-) -> None:
+def test_engines_of_one_scheduler_serve_together(plain: Engine, expected: list[list[int]]) -> None:
     message = list[list[int]]()
     with plain.with_limits(3) as pool:
         drafting = pool.with_drafter("context", 6)

@@ -33,9 +33,7 @@ def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engi
     assert texts == [plain.generate(p, max_new_tokens=6).tokens for p in prompts]
 
 
-def test_a_prefix_of_another_tenant_is_noticed(
-    plain: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefix_across_tenants_is_noticed(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = tiny.prompt(30, seed=3)
     longest = prefix_cache._longest
 

@@ -144,7 +144,7 @@ def test_a_callback_may_raise_anything_and_others_go_on(
         assert [each.result(timeout=20).tokens for each in handles] == expected
 
 
-def test_a_device_that_stays_away_is_requested_by_callers_alone(
+def test_only_callers_retry_a_device_that_is_away(
     target: CausalTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = Mock(side_effect=RuntimeError("the device is away"))

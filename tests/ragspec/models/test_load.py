@@ -59,7 +59,7 @@ def test_cut_weights_are_refused(size: int, saved: Path) -> None:
         load_model(saved)
 
 
-def test_weights_that_are_missing_are_not_created_up(saved: Path) -> None:
+def test_missing_weights_are_not_invented(saved: Path) -> None:
     weights = load_file(saved / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, saved / "model.safetensors", {"format": "pt"})

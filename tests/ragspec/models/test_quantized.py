@@ -148,9 +148,7 @@ def test_drafted_texts_are_those_of_plain_decoding(family: str) -> None:
     assert drafted.label == "exact up to rounding"  # through the modules: too small for a graph
 
 
-def test_auto_stores_large_models_in_eight_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_quantizes_large_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy.deepcopy(tiny.model("llama")).save_pretrained(tmp_path)
     small = Engine.from_pretrained(tmp_path, device="cpu").model
     monkeypatch.setattr(module, "LEAST", 1000)

@@ -75,9 +75,7 @@ def test_a_path_without_a_model_is_refused_without_the_hub(
     assert caught.value.exit_code == 5 and not hub
 
 
-def test_a_bundled_name_beats_a_folder_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundled_name_precedes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundled = fake_model(tmp_path / "bundle" / "target")
     monkeypatch.setattr(models, "BUNDLED", {"starter": bundled})
     current = fake_model(tmp_path / "starter")
@@ -98,9 +96,7 @@ def test_the_cache_answers_before_the_hub(empty_cache: Path, hub: list[str]) -> 
     assert (result.folder, result.origin) == (snapshot, ModelOrigin.CACHE) and not hub
 
 
-def test_a_cached_snapshot_that_lacks_a_shard_does_not_count(
-    empty_cache: Path, hub: list[str]
-) -> None:
+def test_a_snapshot_that_lacks_a_shard_does_not_count(empty_cache: Path, hub: list[str]) -> None:
     snapshot = cached(empty_cache, "someone/some-model")
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))

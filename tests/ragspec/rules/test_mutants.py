@@ -85,9 +85,7 @@ def test_broken_rules_change_the_distribution(
         (block, "Block", "uniform(nodes) < "),
     ],
 )
-def test_a_lax_comparison_lets_impossible_tokens_in(
-    module: ModuleType, name: str, old: str
-) -> None:
+def test_lax_comparisons_let_impossible_tokens_in(module: ModuleType, name: str, old: str) -> None:
     distinct = name == "WithoutReplacement"
     sample = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
     assert worst(getattr(module, name)(), (1,), *sample, zeros=True) <= EXACT
@@ -144,9 +142,7 @@ def without_twins(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> 
         (MultiStep(), draw_distinct, 2),
     ],
 )
-def test_drafts_not_sampled_as_declared_change_the_distribution(
-    rule: Rule, draw: Draw, width: int
-) -> None:
+def test_misdeclared_drafts_change_the_distribution(rule: Rule, draw: Draw, width: int) -> None:
     kind = next(iter(rule.accepts))
     honest = draw_distinct if kind is DISTINCT else draw_independent
     assert worst(rule, (width,), honest, kind) <= EXACT

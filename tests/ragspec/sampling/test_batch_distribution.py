@@ -165,9 +165,7 @@ def named(names: Sequence[str | None]) -> list[TokenDistribution | None]:
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(("size", "n"), [(50, 40), (1000, 20), (9000, 8), (128_000, 2)])
-def test_mixed_rows_get_the_tokens_of_their_its_distributions(
-    size: int, n: int, kind: torch.dtype
-) -> None:
+def test_mixed_rows_get_tokens_of_their_distributions(size: int, n: int, kind: torch.dtype) -> None:
     logits = random_logits(len(MIXED), n, size).to(kind)
     beyond = check(named(MIXED), logits)
     certain = [i for i, name in enumerate(MIXED) if name in (None, "greedy", "temperature", "hot")]

@@ -245,9 +245,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, blocked: st
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be flushed there")
-def test_all_is_flushed_before_the_pointer_switches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_is_flushed_before_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, int, int]] = []  # what was called, on which inode, of which size
 
     def note(name: str, message: os.stat_result) -> None:

@@ -141,9 +141,7 @@ def test_merge_of_nothing_is_empty_and_of_mixed_kinds_is_coupled() -> None:
 
 
 @given(trees(most=16), st.integers(0, 17))
-def test_keep_best_keeps_the_largest_sum_of_accept_prob_that_is_a_tree(
-    tree: DraftTree, budget: int
-) -> None:
+def test_keep_best_keeps_the_tree_of_largest_accept_prob_sum(tree: DraftTree, budget: int) -> None:
     accepted = keep_best(tree, budget)
     check(accepted, VOCAB)
     assert len(accepted) == min(budget, len(tree))

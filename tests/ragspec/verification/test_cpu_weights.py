@@ -197,9 +197,7 @@ def test_none_are_created_without_the_memory_and_stale_ones_go(
     assert id(model.one) not in packing._packs
 
 
-def test_none_are_created_where_the_kernels_are_missing(
-    model: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_none_are_created_without_the_kernels(model: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert pack(model) == []
 

@@ -95,9 +95,7 @@ def test_the_kernel_with_weights_gives_what_products_do(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, HEADS).double()])
-def test_the_kernel_rounds_as_near_as_products(
-    dtype: torch.dtype, sinks: torch.Tensor | None
-) -> None:
+def test_the_kernel_is_as_exact_as_products(dtype: torch.dtype, sinks: torch.Tensor | None) -> None:
     mask = mask_of("sliding", [600], 40)
     query, key, value = draw(1, 2, 40, 640)
     exact = products(query, key, value, kernels.AttentionForm(mask, sinks=sinks))

@@ -188,9 +188,7 @@ def test_a_stream_goes_on_in_another_mode_than_it_began(kind: str, first: bool) 
         assert engine.generate(TEXT, sampling, max_new_tokens=NEW).text == whole
 
 
-def test_a_cache_that_grows_in_one_mode_is_written_in_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cache_grown_in_one_mode_is_written_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Engine(tiny.model("llama"), drafter=None).generate(IDS, max_new_tokens=NEW)
     monkeypatch.setattr(TreeSession, "_empty_cache", lambda session, slots: SequenceCache(1))
     engine = Engine(tiny.model("llama"), tiny.tokenizer(), drafter=None)

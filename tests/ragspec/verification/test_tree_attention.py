@@ -293,7 +293,7 @@ def test_small_and_single_forwards_keep_their_mask(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom", "gptj"])
-def test_trees_are_right_whatever_is_separately(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_are_right_under_large_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = build(name), prompt(12, seed=6)
     tree = DraftTree.build([5, 6, 7, 8], [-1, -1, 1, 0], "test")
     results = []

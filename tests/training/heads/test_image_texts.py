@@ -68,9 +68,7 @@ def test_they_show_the_guided_target_of_the_same_model() -> None:
         (CODES, torch.full((4,), 9)),
     ],
 )
-def test_what_the_model_was_not_created_for_is_refused(
-    codes: torch.Tensor, inputs: torch.Tensor
-) -> None:
+def test_refuses_what_the_model_does_not_read(codes: torch.Tensor, inputs: torch.Tensor) -> None:
     with pytest.raises(InputError, match="expected"):
         code_texts(image_models.model(), codes, inputs, seeded())
 

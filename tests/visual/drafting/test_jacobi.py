@@ -68,9 +68,7 @@ def test_rows_that_end_with_a_token_end_so_before_any_forward_has_visible_it(for
 
 
 @pytest.mark.parametrize("drafter", [JacobiDrafter(8), [JacobiDrafter(5), "context"]])
-def test_it_saves_forwards_where_distributions_hardly_depend_on_the_last_codes(
-    drafter: Any,
-) -> None:
+def test_it_saves_forwards_where_distributions_hardly_depend_on_last_codes(drafter: Any) -> None:
     model = faint()
     options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
     sampling = Sampling(temperature=1.0, seed=4)
@@ -122,9 +120,7 @@ def written(
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("window", "steps", "length"), [(1, 4, 4), (2, 3, 4), (2, 4, 3)])
-def test_the_sampled_form_keeps_the_distribution(
-    seed: int, window: int, steps: int, length: int
-) -> None:
+def test_sampling_keeps_the_distribution(seed: int, window: int, steps: int, length: int) -> None:
     """By enumeration; no number of the noise serves two draws, in one step or across steps."""
     distributions = Distributions(2 if window == 2 else 3, seed)
     drafter = JacobiDrafter(window, "sampled")
@@ -134,9 +130,7 @@ def test_the_sampled_form_keeps_the_distribution(
     assert distributions.variation(outcomes, length) < 1e-9
 
 
-def test_a_stale_distribution_passed_off_as_another_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stale_distribution_taken_for_another_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of the law can fail: a q that is not what the code was drawn from biases it."""
     propose = JacobiSession.propose
 

@@ -75,9 +75,7 @@ def test_a_model_may_be_passed_by_itself_or_by_its_folder(folder: Path, tmp_path
         ({"deviation": 0.5}, r"deviation \[1\.5, .*; expected \[1\.0"),
     ],
 )
-def test_drafts_of_other_latents_are_refused(
-    folder: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_foreign_latents_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
     shape = {key: value for key, value in changes.items() if key in ("width", "side")}
     draft = models.model(7, torch.float32, hidden=16, **shape)
     for name in changes.keys() - shape.keys():
@@ -147,9 +145,7 @@ def test_outputs_and_settings(folder: Path) -> None:
         ({"guidance_interval": (0, 3)}, "guidance_interval"),
     ],
 )
-def test_what_densities_have_not_is_refused(
-    folder: Path, inputs: dict[str, Any], message: str
-) -> None:
+def test_what_densities_lack_is_refused(folder: Path, inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.InputError, match=message):
         sampled(pipeline(folder), **inputs)
 

@@ -37,9 +37,7 @@ def test_prefixes_of_unequal_length_are_those_that_are_read_alone(tmp_path: Any)
 
 
 @pytest.mark.parametrize("scale", [1.0, SCALE])
-def test_the_engine_draws_what_the_sampler_draws(
-    scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_draws_as_the_sampler(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for where in ("tests.support.masked_distributions.SCALE", f"{__name__}.SCALE"):
         monkeypatch.setattr(where, scale)
     expected = plain(3, first=0, side=3)

@@ -128,9 +128,7 @@ def test_every_weight_is_accounted_for(change: Change, message: str, tmp_path: P
         *((SIZES | {"num_attention_heads": heads}, f"{heads} heads") for heads in (3, 32)),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(
-    sizes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_impossible_sizes_are_refused(sizes: dict[str, Any], message: str, tmp_path: Path) -> None:
     torch.save({"model": published(image_models.model())}, tmp_path / "c.pt")
     with pytest.raises(InputError, match=message):
         load_llamagen(tmp_path / "c.pt", **sizes)

@@ -54,9 +54,7 @@ def test_trees_draw_what_two_forwards_over_everything_draw(condition: str, scale
     "sampling", [SAMPLED, Sampling(temperature=0.0)], ids=["sampled", "greedy"]
 )
 @pytest.mark.parametrize("drafted", [False, True])
-def test_prompts_of_several_lengths_go_side_by_side(
-    scale: float, sampling: Sampling, drafted: bool
-) -> None:
+def test_prompts_may_differ_in_length(scale: float, sampling: Sampling, drafted: bool) -> None:
     model = image_models.model("features")
     paddings = (2, 0, 1)
     target = image_models.target(model, scale, padding=paddings)

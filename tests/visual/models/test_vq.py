@@ -96,7 +96,7 @@ def test_decoding_is_that_of_the_model(norm_type: str) -> None:
     assert torch.equal(tokenizer.decode(codes), tokenizer.decode(codes.flatten(1)))
 
 
-def test_the_book_is_unit_length_and_separately_from_the_model() -> None:
+def test_the_book_is_a_copy_of_unit_length() -> None:
     model = small_model()
     book = VQTokenizer(model).codebook()
     assert book.shape == (CODES, SIZE) and book.dtype == torch.float32

@@ -44,7 +44,7 @@ def test_every_relaxed_rule_is_created_by_its_name(name: str) -> None:
     assert settings == {*RULE_SETTINGS[name]} and rule.relaxed_by == RULE_SETTINGS[name][0]
 
 
-def test_settings_accept_prob_the_rule() -> None:
+def test_settings_go_to_the_rule() -> None:
     lantern = make_rule("lantern", BOOK, neighbours=7, delta=0.2, tv_budget=0.5, positions=64)
     assert isinstance(lantern, Lantern)
     assert (len(lantern.relation.near[0]), lantern.relation.bound(1.0)) == (7, 0.2)
@@ -82,9 +82,7 @@ def test_settings_accept_prob_the_rule() -> None:
         ("gsd", {"tv_budget": [0.1], "positions": 4}, "expected a number"),
     ],
 )
-def test_settings_of_another_rule_are_refused(
-    name: str, settings: dict[str, Any], message: str
-) -> None:
+def test_foreign_settings_are_refused(name: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_rule(name, BOOK, **settings)
 

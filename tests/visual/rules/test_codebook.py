@@ -135,9 +135,7 @@ def test_mates_are_the_rest_of_the_cluster_nearest_first() -> None:
     assert [sorted(m.tolist()) for m in partition.mates] == [m.tolist() for m in bare.mates]
 
 
-def test_a_large_book_is_never_compared_with_itself_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_large_book_is_not_compared_with_itself_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What building takes stays far below V x V; blocks change no row."""
     book = torch.randn(1500, 4, generator=torch.Generator().manual_seed(1))
     whole, clusters = CodeNeighbours.build(book, 9), CodePartition.build(book, 40)

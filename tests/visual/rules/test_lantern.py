@@ -85,9 +85,7 @@ def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: G
 
 @given(tree=trees(vocab=CODES), seed=st.integers(0, 10**6), gain=st.floats(0.0, 3.0))
 @settings(max_examples=120, deadline=None)
-def test_codes_stand_for_others_only_above_what_is_gain_it(
-    tree: DraftTree, seed: int, gain: float
-) -> None:
+def test_codes_stand_for_others_only_above_a_gain(tree: DraftTree, seed: int, gain: float) -> None:
     distributions, noise = Distributions(CODES, seed % 5), NoiseStream(seed)
     free, picky = Lantern(TABLE, 6, 0.5), Lantern(TABLE, 6, 0.5, least_gain=gain)
     tree = replace(tree, kind=DraftKind.COUPLED)
@@ -101,7 +99,7 @@ def test_codes_stand_for_others_only_above_what_is_gain_it(
     assert (huge.path, huge.token, sum(huge.excess)) == (walk.path, walk.token, 0.0)
 
 
-def test_what_is_gain_it_bounds_as_before() -> None:
+def test_a_gain_bounds_as_before() -> None:
     # Codes that may not stand for others keep their own mass: the figure is what is moved.
     for seed in range(60):
         distributions, noise = Distributions(CODES, seed % 9), NoiseStream(seed)

@@ -26,9 +26,7 @@ def distribution(seed: int, spread: float = 1.0) -> codes.Distribution:
 
 @given(seed=st.integers(0, 10**6), code=st.integers(0, CODES - 1), k=st.integers(0, 20))
 @settings(max_examples=100, deadline=None)
-def test_the_related_codes_are_the_longest_prefix_within_the_bound(
-    seed: int, code: int, k: int
-) -> None:
+def test_related_codes_are_the_longest_prefix_in_the_bound(seed: int, code: int, k: int) -> None:
     p = distribution(seed)
     choices = [each.relation for each in (Lantern(TABLE, k, 0.07), LanternPlus(TABLE, k, 2.5))]
     for relation in choices:

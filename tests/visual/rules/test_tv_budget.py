@@ -77,9 +77,7 @@ def test_the_mean_excess_bounds_what_enumeration_finds(tree: Grow, seed: int) ->
 
 @pytest.mark.parametrize("budget", [0.02, 0.1, TVBudget(0.1, positions=3), 0.5])
 @pytest.mark.parametrize("tree", [fixed(2, 1), fixed(1, 1, 1)])
-def test_a_budget_holds_for_every_picture_and_for_their_distribution(
-    budget: Any, tree: Grow
-) -> None:
+def test_a_budget_holds_for_every_picture_and_their_distribution(budget: Any, tree: Grow) -> None:
     total = budget.total if isinstance(budget, TVBudget) else budget
     rules: list[RelaxedWalk] = [
         Lantern(TABLE, delta=0.4, tv_budget=budget),

@@ -60,9 +60,7 @@ def test_the_text_stays_as_it_is(form: str, settings: str, batch: int) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("head", "every"), [("eagle1", 1), ("eagle3", 1), ("eagle1", 2)])
-def test_steps_of_fixed_shape_draft_what_usual_forwards_draft(
-    head: str, every: int, form: str
-) -> None:
+def test_steps_of_fixed_shape_draft_as_usual_forwards_do(head: str, every: int, form: str) -> None:
     target = CausalTarget(text_model())
     tokens = range(0, target.vocab_size, every) if every > 1 else None
     fresh = fresh_head(target, torch.Generator().manual_seed(1), form=head, tokens=tokens)

@@ -205,9 +205,7 @@ def test_pickled_weights_are_read_without_running_code(tmp_path: Path) -> None:
         ("medusa", {"1.1.weight": None}, "blocks.2|size|slots"),
     ],
 )
-def test_what_does_not_fit_is_named(
-    name: str, change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_misfits_are_named(name: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
     config, weights = SAVED[name]()
     for key, value in change.items():
         (weights if key in weights or torch.is_tensor(value) else config)[key] = value

@@ -163,9 +163,7 @@ def test_logits_are_rows_of_those_of_the_target() -> None:
     "mode", ["coupled", "deterministic", "sampled", "sampled-without-replacement"]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_text_stays_exact_and_only_the_heads_tokens_are_drafted(
-    mode: str, temperature: float
-) -> None:
+def test_text_stays_exact_and_only_head_tokens_are_drafted(mode: str, temperature: float) -> None:
     target = text_target()
     prompt = tiny.prompt(12, vocab_size=heads.VOCAB, seed=4)
     sampling = Sampling(temperature=temperature, seed=5)

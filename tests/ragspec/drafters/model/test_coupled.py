@@ -94,9 +94,7 @@ def test_a_smaller_error_makes_the_first_choice_surer(temperature: float) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_choices_are_those_of_the_distribution_whether_noise_is_preserved_or_new(
-    dtype: torch.dtype,
-) -> None:
+def test_choices_follow_the_distribution_whether_noise_is_cached_or_new(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     distribution = TokenDistribution(SAMPLINGS["sampled"], NoiseStream(3), 0)
     growth = CoupledGrowth(distribution, "model", 4, DraftKind.COUPLED)

@@ -111,9 +111,7 @@ def test_one_call_drafts_what_is_drafted_level_by_level(name: str) -> None:
     ],
     ids=str,
 )
-def test_forwards_of_fixed_shape_draft_what_usual_ones_draft(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_forwards_of_fixed_shape_draft_as_usual_ones_do(name: str, options: dict[str, Any]) -> None:
     model = model_of(name)
     size = int(model.config.vocab_size)
     sampling = Sampling(temperature=0.8, top_k=20)

@@ -73,9 +73,7 @@ def write(engine: Engine, prompt: list[int] | None = None) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES, indirect=True)
-def test_texts_are_those_of_the_model_and_its_modules_are_loaded_on_use(
-    folder: Path, family: str
-) -> None:
+def test_texts_are_those_of_the_model_and_modules_load_on_use(folder: Path, family: str) -> None:
     model, tokenizer = load_model(folder, "cpu", "int8")
     first, second = Engine(model, tokenizer, "lookup"), opened(folder)
     expected, result = write(first), write(second)

@@ -215,7 +215,7 @@ def test_other_models_go_their_own_way_and_say_why(
         open_target(model, runtime="onnx")
 
 
-def test_changed_modules_small_models_and_missing_packages_are_told(
+def test_changes_small_models_and_missing_packages_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = copy.deepcopy(tiny.model())

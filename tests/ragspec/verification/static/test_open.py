@@ -141,9 +141,7 @@ def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: s
     assert text.report.static.startswith("off: " if why else "eager") and why in text.report.static
 
 
-def test_a_model_that_reads_masks_otherwise_fails_the_trial(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_models_that_read_masks_otherwise_fail_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(architectures.build("llama"))
     current = model.forward
 

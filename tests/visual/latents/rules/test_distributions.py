@@ -103,9 +103,7 @@ def test_what_comes_out_follows_the_targets_distribution(
     ],
     ids=["fresh-1", "fresh-3", "lenient", "sigma", "mirrored"],
 )
-def test_a_rule_that_breaks_the_coupling_is_detected(
-    mutant: Any, drafter: str, spread: float
-) -> None:
+def test_a_rule_that_breaks_coupling_is_detected(mutant: Any, drafter: str, spread: float) -> None:
     inputs = pair("linear", drafter, spread=spread)
     result, _ = emitted(mutant, inputs, SAMPLES)
     assert differs(result, plain(inputs.target, inputs.p, 4 * SAMPLES)) < OTHER
