@@ -18,9 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("name", "low", "high", "least"), [("target", 10e6, 14e6, 0.98), ("draft", 1e6, 3e6, 0.5)]
 )
-def test_the_starter_models_are_small_whole_and_copy(
-    name: str, low: float, high: float, least: float
-) -> None:
+def test_starters_are_small_and_whole(name: str, low: float, high: float, least: float) -> None:
     folder = ROOT / "ragspec" / "starter" / name
     assert all(path.stat().st_size < 15e6 for path in folder.iterdir())
     model = module("transformers").AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

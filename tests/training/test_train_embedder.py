@@ -30,9 +30,7 @@ def passages() -> list[tuple[str, str, list[str]]]:
     return instance
 
 
-def test_training_lowers_the_loss_and_the_saved_model_finds_the_subject(
-    script: ModuleType, tmp_path: Path
-) -> None:
+def test_training_lowers_the_loss_and_finds_the_subject(script: ModuleType, tmp_path: Path) -> None:
     texts = passages()
     settings = script.Settings(vocabulary=240, dimensions=16, batch=48, steps=150, group=4)
     tokenizer = script.train_tokenizer([text for _, text, _ in texts], settings.vocabulary)

@@ -115,9 +115,7 @@ def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
     assert (whole.label, part.label) == ("exact", "unfinished")
 
 
-def test_loaders_take_keywords_of_diffusers_or_refuse_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loaders_know_keywords_of_diffusers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = {"local_files_only": True, "torch_dtype": torch.float64, "device": "cpu"}
     assert opened(folder, **inputs).model.dtype == torch.float64
     for wrong in ({"device_map": "balanced"}, {"variant": "fp16"}, {"revision": "main"}):

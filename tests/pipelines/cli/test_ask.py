@@ -187,9 +187,7 @@ def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys:
     assert len(ask(capsys, str(tmp_path / "made.idx"), model)["passages"]) == 2
 
 
-def test_questions_beyond_the_documents_call_no_model(
-    index: str, model: str, capsys: Capture
-) -> None:
+def test_foreign_questions_call_no_model(index: str, model: str, capsys: Capture) -> None:
     requests = ["ask", "Which tree grows on the mountain?", "--docs", index, "--model", model]
     out, err = output_of(capsys, *requests)
     assert out == "The documents do not speak of this.\n"
@@ -285,9 +283,7 @@ def test_a_model_reads_the_chunks(model: str, report: str, tmp_path: Path, capsy
     assert plain["compare"]["equal"] and plain["report"]["drafted_by_source"]["rapid"] > 0
 
 
-def test_it_streams_and_says_what_it_preserved(
-    model: str, report: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_saved_document_streams(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
     keep = str(tmp_path / "prefix_cache")
     inputs = ["ask-long", "What?", "--doc", report, "--save-cache", keep, "--model", model]
     out, err = output_of(capsys, *inputs, "--max-new-tokens", "12")

@@ -29,9 +29,7 @@ def test_findings_are_json_and_name_what_is_there(capsys: Capture) -> None:
     assert "million weights on in 8 bits" in device["runtime"]
 
 
-def test_packages_of_extras_may_be_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_packages_of_extras_are_optional(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     def there(name: str) -> str:
         if name in absent:
             raise PackageNotFoundError(name)

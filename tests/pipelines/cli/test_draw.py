@@ -33,9 +33,7 @@ def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Cap
     assert all(Path(path).is_file() for path in result["images"])
 
 
-def test_figures_may_lie_in_the_folder_that_sampling_makes(
-    folder: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_figures_may_lie_in_the_output_folder(folder: str, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "cats"
     arguments = ["draw", "--class", "1", "--model", folder, "--out", str(out), "--seed", "1"]
     output_of(capsys, *arguments, "--json", out / "figures.json")

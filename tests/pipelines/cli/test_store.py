@@ -109,9 +109,7 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     assert "another model" in output_of(capsys, "store", *arguments, code=8).err
 
 
-def test_a_store_is_replaced_on_request_alone(
-    texts: Path, tmp_path: Path, model: str, capsys: Capture
-) -> None:
+def test_only_replace_overwrites(texts: Path, tmp_path: Path, model: str, capsys: Capture) -> None:
     out = tmp_path / "c.store"
     CorpusIndex.build(["old"], tiny.tokenizer(), out, scope="acme").close()
     build = ["build", str(texts), "-m", model, "-o", str(out)]
@@ -145,9 +143,7 @@ def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsy
     assert "1 document," in text and "left out: " in noted
 
 
-def test_answers_are_on_disk_every_minute(
-    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_flushed(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab", "cat", "x")))
     monkeypatch.setattr(store_cli, "FLUSH_SECONDS", 0.0)

@@ -160,9 +160,7 @@ def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
     assert train(*some, tmp_path / "fewer", SETTINGS, start=tmp_path / "fewer")["steps"] == 12
 
 
-def test_pictures_are_read_whole_whatever_the_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece without its condition would be read at the condition's place."""
     model, data = pictures(tmp_path, 6)
     read, known = StateReader.read, list[Any]()

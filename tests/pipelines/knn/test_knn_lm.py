@@ -168,9 +168,7 @@ def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
     assert guessed >= 3
 
 
-def test_a_guess_that_is_preserved_would_be_noticed(
-    store: Datastore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unchecked_guesses_are_noticed(store: Datastore, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"k": 16, "weight": 0.9, "temperature": 40.0}
     lm = KnnLM(engine(), store, speculate=4, **settings)
     options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
@@ -296,9 +294,7 @@ def test_no_seed_draws_one_and_says_it(small: Datastore) -> None:
         ({"speculate": "on"}, "speculate is 'on'"),
     ],
 )
-def test_settings_outside_their_range_are_refused(
-    small: Datastore, options: dict[str, Any], message: str
-) -> None:
+def test_refuses_bad_settings(small: Datastore, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         KnnLM(engine(), small, **options)
 

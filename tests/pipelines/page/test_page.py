@@ -162,9 +162,7 @@ def test_write_page_makes_the_file_and_names_its_errors(tmp_path: Path) -> None:
         {"report": {"label": 1}},
     ],
 )
-def test_traces_that_cannot_be_displayed_are_damaged(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_traces_that_no_page_displays_are_damaged(tmp_path: Path, change: dict[str, Any]) -> None:
     sample_trace(tmp_path)
     path, out = tmp_path / "trace.jsonl", tmp_path / "page.html"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

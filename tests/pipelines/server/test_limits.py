@@ -183,9 +183,7 @@ def test_keys_of_a_file_change_without_a_restart(instance: Engine, tmp_path: Pat
 
 
 @pytest.mark.parametrize("origins", [(), ("https://page.example",), ("*",)])
-def test_pages_of_other_origins_send_requests_only_if_allowed(
-    instance: Engine, origins: tuple[str, ...]
-) -> None:
+def test_other_origins_send_requests_if_allowed(instance: Engine, origins: tuple[str, ...]) -> None:
     wanted = {"access-control-request-method": "POST", "origin": "https://page.example"}
     wanted |= {"access-control-request-headers": "authorization,content-type"}
     with served(instance, ServerSettings(keys=["alpha"], cors=origins)) as (client, _):
@@ -429,9 +427,7 @@ def test_texts_under_variant_end_when_the_server_stops(instance: Engine) -> None
     assert text_of(events(result)) == selection
 
 
-def test_a_text_that_cannot_be_reported_fails_alone(
-    instance: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreported_text_fails_alone(instance: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(instance) as (client, serving):
         selection = post(client, LONG).json()["choices"][0]["text"]
         generation = Sequence.generation

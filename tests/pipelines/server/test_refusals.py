@@ -58,9 +58,7 @@ PREDICTED = {"type": "content", "content": "a"}
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
     ],
 )
-def test_an_error_names_the_field_of_the_request(
-    client: httpx.Client, body: dict[str, Any], param: str
-) -> None:
+def test_errors_name_the_field(client: httpx.Client, body: dict[str, Any], param: str) -> None:
     chat = body.keys() & {"messages", "documents", "response_format", "chat_template_kwargs"}
     result = post(client, {**(CHAT if chat else TEXT), **body})
     error = result.json()["error"]

@@ -33,9 +33,7 @@ def chat(client: httpx.Client, *turns: str, **body: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("drafter", ["none", "context", "auto", ["context", "recycling"]])
-def test_texts_are_those_of_the_engine(
-    client: httpx.Client, instance: Engine, drafter: Any
-) -> None:
+def test_texts_are_those_of_an_engine(client: httpx.Client, instance: Engine, drafter: Any) -> None:
     selection = instance.with_drafter(None).generate(PROMPT, Sampling(**SETTINGS), **LIMITS)
     result = complete(client, **SETTINGS, max_tokens=24, drafter=drafter)
     assert result.status_code == 200

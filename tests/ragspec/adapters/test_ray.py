@@ -85,9 +85,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_one_of_two_actors_is_killed_and_each_answer_comes_once(
-    ray: Any, guide: str, tmp_path: Path
-) -> None:
+def test_an_actor_is_killed_and_answers_come_once(ray: Any, guide: str, tmp_path: Path) -> None:
     requests = [{"id": i, "question": QUESTIONS[i % len(QUESTIONS)]} for i in range(18)]
     sampling = Sampling(temperature=0.8, seed=5)
     answered = answer_questions(

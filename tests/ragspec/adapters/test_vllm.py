@@ -144,9 +144,7 @@ def test_a_failing_drafter_never_reaches_the_host(monkeypatch: pytest.MonkeyPatc
         ({"tenant": "one"}, InputError, "no store"),
     ],
 )
-def test_options_are_checked_at_start(
-    options: dict[str, Any], error: type[Exception], said: str
-) -> None:
+def test_start_checks_options(options: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         Proposer(config(**options))
 

@@ -43,9 +43,7 @@ def closed_sets(tree: DraftTree) -> list[tuple[int, ...]]:
 
 
 @given(trees(), st.floats(0.05, 6.0))
-def test_no_closed_set_of_nodes_gives_more_tokens_for_the_time_of_the_step(
-    tree: DraftTree, row: float
-) -> None:
+def test_no_closed_set_of_nodes_gives_more_tokens_for_its_time(tree: DraftTree, row: float) -> None:
     cost = linear(row=row)
     session = AutoBudget().open(cost)
     session.allowance(128)

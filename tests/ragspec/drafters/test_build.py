@@ -156,9 +156,7 @@ DELEGATE_REQUEST = DraftRequest((1, 2), 20)
 DELEGATE_PLACE = DraftContext([1, 2], 2, 50)
 
 
-def test_a_stalling_source_is_used_until_it_is_switched_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stalling_source_is_used_until_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = FixedDrafter([9], "slow", matched=7, seconds=1.0, clock=fake_clock(monkeypatch))
     session = Select([slow]).open(DELEGATE_REQUEST)
     with pytest.warns(RuntimeWarning, match="'slow' is switched off"):
@@ -179,9 +177,7 @@ HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_one_source_that_stalls_does_not_take_its_holder_along(
-    holder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalling_source_spares_its_holder(holder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = FixedDrafter([9], "slow", [0.9], matched=9, seconds=1.0, clock=fake_clock(monkeypatch))
     session = Fuse([HOLDERS[holder](slow, FixedDrafter([4], accept_prob=[0.5], matched=1))]).open(
         DELEGATE_REQUEST

@@ -276,9 +276,7 @@ def test_finished_texts_are_reported_until_that_is_ended(plain: Engine) -> None:
     assert len(message) == 1
 
 
-def test_ranks_of_one_model_must_not_plan_by_their_its_clocks(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_a_model_plan_without_clocks(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "_tp_size", 4, raising=False)
     assert model.tp_size == 4, "what transformers calls it"
     with pytest.raises(InputError, match=r"a model cut among 4 ranks; .* a number of draft nodes"):

@@ -124,9 +124,7 @@ class Counting(Rule):
         return self.last
 
 
-def test_a_rule_that_counts_is_opened_for_every_row(
-    model: Any, drafted: Engine, expected: list[list[int]]
-) -> None:
+def test_each_row_opens_its_rule(model: Any, drafted: Engine, expected: list[list[int]]) -> None:
     rule = Counting()
     engine = Engine(model, drafter=drafted.drafter, budget=10, rule=rule)
     results = engine.generate(
@@ -158,9 +156,7 @@ def test_steps_add_up_to_the_text_of_their_row_in_every_part(model: Any, drafted
 
 
 @pytest.mark.parametrize("count", [2, 4, 7, 11])
-def test_a_criterion_inside_a_draft_cuts_all_that_comes_of_the_step(
-    count: int, model: Any, plain: Engine
-) -> None:
+def test_a_criterion_inside_a_draft_cuts_its_step(count: int, model: Any, plain: Engine) -> None:
     whole = plain.generate(PROMPTS[0], max_new_tokens=NEW).tokens
     truth, rule = {tuple(PROMPTS[0]): whole}, Counting()
     engine = Engine(model, drafter=NoisyTrees(truth, spoiled=0.0), budget=27, rule=rule)

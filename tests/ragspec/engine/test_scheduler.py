@@ -92,9 +92,7 @@ def test_a_place_goes_to_the_tenant_with_the_fewest_texts_in_the_batch(plain: En
     assert sorted(range(5), key=lambda number: handles[number].joined) == [0, 2, 4, 3, 1]
 
 
-def test_the_memory_of_long_texts_is_returned_to_the_system(
-    plain: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_long_texts_is_returned(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     released = list[int]()
     monkeypatch.setattr(scheduler, "LONG", 30)
     monkeypatch.setattr(scheduler, "release_memory", lambda: released.append(1))

@@ -109,9 +109,7 @@ def test_rows_of_paths_are_read_again_where_memory_ends(monkeypatch: pytest.Monk
         assert [handle.result().tokens for handle in submit(pool, some)] == texts
 
 
-def test_a_text_that_memory_does_not_hold_alone_fails(
-    plain: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_beyond_the_memory_fails(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     scarce = Scarce(0, 99)
     monkeypatch.setattr(CausalTarget, "forward", lambda *a: scarce(*a))
     with plain.with_limits(8) as pool, pytest.raises(torch.OutOfMemoryError):
@@ -144,9 +142,7 @@ def test_a_callback_may_raise_anything_and_others_go_on(
         assert [each.result(timeout=20).tokens for each in handles] == expected
 
 
-def test_only_callers_retry_a_device_that_is_away(
-    target: CausalTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_callers_retry_a_device(target: CausalTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     away = Mock(side_effect=RuntimeError("the device is away"))
     pool = engine_of(target, "plain").with_limits(2)
     monkeypatch.setattr(Loop, "step", away)

@@ -92,9 +92,7 @@ def test_a_listed_file_outside_the_folder_is_refused(tmp_path: Path) -> None:
         check_file(tmp_path / "gen", "../secret", record, "full")
 
 
-def test_a_file_that_goes_while_it_is_checked_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_disappears_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_text("x")
     record = FileRecord(1, sha256_file(tmp_path / "a"))
 

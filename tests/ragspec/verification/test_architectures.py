@@ -222,9 +222,7 @@ def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_the_models_its_at_every_border(
-    name: str, lengths: str, everything_is_long: list[int]
-) -> None:
+def test_logits_agree_at_borders(name: str, lengths: str, everything_is_long: list[int]) -> None:
     assert worst(name, lengths) < (1e-5 if name in FLOAT32 else 1e-12)
     crosses = name in WINDOWED and lengths in ("blocks", "longer", "level")
     assert not crosses or any(everything_is_long), "no slot was left out"

@@ -187,9 +187,7 @@ def test_packs_are_preserved_while_nothing_changes(model: Two, number: float) ->
     assert packing._packs[id(model.one)] is before
 
 
-def test_none_are_created_without_the_memory_and_stale_ones_go(
-    model: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packs_need_memory_and_stale_ones_go(model: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(model)
     change(model.one, "in place")
     monkeypatch.setattr(packing, "free_memory", lambda: 4 * model.one.weight.nbytes - 1)

@@ -77,9 +77,7 @@ def test_callbacks_and_processors_find_the_model_as_it_was() -> None:
     assert all(result)
 
 
-def test_weights_are_looked_at_once_a_text_and_not_for_every_forward(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_weights_are_checked_once_a_text_not_every_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, available = Engine(tiny.model("llama"), drafter=None), Mock(return_value=True)
     monkeypatch.setattr(packing, "available", available)
     result = engine.generate(IDS, max_new_tokens=NEW, ignore_eos=True)

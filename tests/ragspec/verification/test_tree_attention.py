@@ -128,9 +128,7 @@ def test_a_mask_over_something_else_than_the_cache_is_none_of_ours() -> None:
 
 
 @pytest.mark.parametrize("large", [1, 1 << 17])
-def test_a_single_query_need_not_see_every_speculative_slot(
-    large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_query_may_see_fewer_slots(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_module, "LARGE_MASK", large)
     position = torch.tensor([[5]])
     related = torch.tensor([[[True, False, True]]])  # a second forward below one of two nodes

@@ -49,9 +49,7 @@ def guided(
 
 @pytest.mark.parametrize("negatives", [0, 1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_prompts_of_several_lengths_are_those_of_a_masked_reference(
-    temperature: float, negatives: int
-) -> None:
+def test_padded_prompts_follow_a_masked_reference(temperature: float, negatives: int) -> None:
     model = tiny_images.model("features").double()
     current, none = features(2, 4, 1), features(1, 3, 4)[::-1]
     known = dict(zip("abcdef", [*current, *none], strict=True))

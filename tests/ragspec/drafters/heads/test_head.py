@@ -127,9 +127,7 @@ def test_a_head_of_another_target_is_refused() -> None:
         ({"embedding_size": 8}, "embeddings of 8 and gives states of 16; .* have 16 and 16"),
     ],
 )
-def test_a_head_that_does_not_read_what_its_target_does_is_refused(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_a_head_that_reads_otherwise_is_refused(settings: dict[str, Any], message: str) -> None:
     target = heads.picture_target()
     with pytest.raises(UnsupportedModelError, match=message):
         check_head(replace(heads.fresh(target).config, **settings), target)

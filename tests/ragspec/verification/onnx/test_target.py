@@ -134,9 +134,7 @@ def test_hidden_states_and_scores_are_those_of_the_modules(model: Any) -> None:
 
 
 @pytest.mark.parametrize("positions", [16, 21, 22, 30, 31])  # a table ends at any slot
-def test_positions_beyond_the_first_rotary_table_are_right(
-    monkeypatch: pytest.MonkeyPatch, positions: int
-) -> None:
+def test_positions_past_a_table_are_right(monkeypatch: pytest.MonkeyPatch, positions: int) -> None:
     monkeypatch.setattr(module, "POSITIONS", positions)
     model, prompt = llama_3(), tiny.prompt(20)
     expected = write(Engine(open_target(model, runtime="torch"), None, None), prompt).tokens
@@ -205,9 +203,7 @@ def test_a_step_gives_torch_one_thread_and_models_theirs() -> None:
         ("llama", {"hidden_act": "gelu"}, "its activation is gelu"),
     ],
 )
-def test_other_models_go_their_own_way_and_say_why(
-    family: str, settings: dict[str, Any], reason: str
-) -> None:
+def test_models_without_a_graph_say_why(family: str, settings: dict[str, Any], reason: str) -> None:
     model = tiny.model(family, **settings)
     target = open_target(model)
     assert target.runtime == "torch" and reason in target.detour
@@ -215,9 +211,7 @@ def test_other_models_go_their_own_way_and_say_why(
         open_target(model, runtime="onnx")
 
 
-def test_changes_small_models_and_missing_packages_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reasons_against_onnx_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(tiny.model())
     hook = model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
     assert "its model.layers.1.mlp was changed" in hindrance(CausalTarget(model))

@@ -133,9 +133,7 @@ def distribution(seed: int, **settings: Any) -> TokenDistribution:
     ],
     ids=str,
 )
-def test_the_device_walks_as_the_host_does(
-    name: str, rows: int, steps: int, settings: dict[str, Any]
-) -> None:
+def test_device_and_host_agree(name: str, rows: int, steps: int, settings: dict[str, Any]) -> None:
     """Trees hold the target's own tokens, so that paths are long and slots move."""
     plain, static = targets(name)
     rng = np.random.default_rng(5)

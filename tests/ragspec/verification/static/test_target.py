@@ -172,9 +172,7 @@ def test_small_buffers_of_several_texts_are_lent_again_and_large_ones_are_not_ke
 
 
 @pytest.mark.parametrize("when", ["create", "taken", "ran"])
-def test_memory_that_ends_is_reported_and_the_text_goes_on(
-    when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_survives_the_end_of_memory(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = local_model()
     target = opened(model, "compile")
     where: Any = runner(target) if when == "create" else StaticStep
@@ -238,9 +236,7 @@ def test_an_error_of_the_model_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatc
     assert state_of(model) == before
 
 
-def test_the_tokens_before_a_step_that_failed_are_penalised_in_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tokens_before_a_failed_step_are_penalised_next(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = local_model(), list[int]()
     # After the step that fails each row is tried alone.
     fails = failing(RuntimeError("an accident"), (4,), StepRunner.take)

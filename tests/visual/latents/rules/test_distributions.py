@@ -109,9 +109,7 @@ def test_a_rule_that_breaks_coupling_is_detected(mutant: Any, drafter: str, spre
     assert differs(result, plain(inputs.target, inputs.p, 4 * SAMPLES)) < OTHER
 
 
-def test_the_papers_rule_weighs_the_earlier_deviations(
-    root: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rule_weighs_earlier_deviations(root: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(root / "benchmarks")
     published = importlib.import_module("baselines.cspd_paper")
     inputs = pair("linear", "model", spread=1.2)
