@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from ragspec.budget.forward_cost import ForwardCost
-from ragspec.needs import LAST, Capabilities, HiddenStates
+from ragspec.needs import LAST, Capabilities, HiddenStates, Needs, match
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.noise import NoiseStream
@@ -151,6 +151,7 @@ def read_states(
     target: CausalTarget, texts: Sequence[Sequence[int]], taps: Sequence[int] = (LAST,)
 ) -> list[HiddenStates]:
     """Return the hidden states of each text, read in one batch; see `Needs.hidden_states`."""
+    match("a reader of hidden states", Needs(hidden_states=tuple(taps)), target.capabilities)
     with target.open(len(texts), max(map(len, texts))) as session, torch.no_grad():
         session.keep_hidden(taps)
         session.read_prompts(texts, 0)

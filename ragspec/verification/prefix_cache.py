@@ -134,7 +134,7 @@ class PrefixCache:
             self._evict()
 
     def pin(self, tokens: Sequence[int], tenant: str = "") -> Pin:
-        """Keep a text beyond the limit until `unpin` gets the returned pin."""
+        """Keep a text of at least `BLOCK` tokens beyond the limit, until `unpin` gets the pin."""
         pin = tenant, list(tokens)
         with self._lock:
             self._pins.append(pin)
@@ -183,7 +183,7 @@ class PrefixCache:
         """Return how many first tokens of a text are pinned."""
         starts = [start for tenant, start in self._pins if tenant == row.tenant]
         fits = (len(start) for start in starts if start == row.tokens[: len(start)])
-        return max(fits, default=0)
+        return max((fit for fit in fits if fit >= BLOCK), default=0)
 
     def _holder(self, tokens: list[int], tenant: str) -> Row | None:
         """Return the latest text that begins with all of these tokens."""

@@ -169,8 +169,9 @@ class StaticSession(TreeSession):
         self.target.check_mode()
         self._cover()
         n = queries_of(1 + max(len(tree) for _, tree in self._inputs))
-        lengths = [cache.length for cache in self._arena.caches[: 1 + max(self._at)]]
-        rows = rows_of(len(lengths), self._arena.rows)
+        rows = rows_of(1 + max(self._at), self._arena.rows)
+        # Of all rows, as a pad writes behind its own, which may be a text that waits.
+        lengths = [cache.length for cache in self._arena.caches[:rows]]
         self._arena.reserve(max(lengths) + n)
         slots = slots_of(max(lengths) + n, self._arena.slots)
         message = distribution = None
@@ -218,8 +219,7 @@ class StaticSession(TreeSession):
         n = shape.queries
         inputs = np.zeros((shape.rows, shape.width), dtype=np.int64)
         inputs[:, n : 2 * n] = np.arange(n)  # a pad is its own parent
-        inputs[:, 3 * n] = -1
-        inputs[: len(lengths), 3 * n] += lengths
+        inputs[:, 3 * n] = np.array(lengths) - 1
         for i, (at, (head, tree)) in enumerate(zip(self._at, self._inputs, strict=True)):
             end = 1 + len(tree)
             inputs[at, 0], inputs[at, 1:end] = head[0], tree.tokens

@@ -263,6 +263,17 @@ def test_the_least_recently_used_texts_are_evicted_first() -> None:
     assert cache.export([7] * 200) is None
 
 
+@pytest.mark.parametrize("length", [1, 15, 16, 40])
+def test_texts_that_begin_with_a_pin_stay_within_the_limit(length: int) -> None:
+    cache = PrefixCache(max_bytes=20_000)
+    cache.pin(range(length))
+    for number in range(20):
+        size = 1, 1, length + 60, 8
+        text = [*range(length), *range(1000 * number, 1000 * number + 60)]
+        cache.insert(text, {0: (torch.zeros(size), torch.zeros(size))})
+        assert cache.bytes <= 20_000
+
+
 def test_a_pinned_text_stays_while_its_questions_come_and_go() -> None:
     request, document = engine(), tiny.prompt(60)
     request.prefix_cache.max_bytes = 0

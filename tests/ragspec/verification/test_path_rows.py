@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragspec.errors import UnsupportedModelError
 from ragspec.models.supported import scales_by_slot
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget, read_states
 from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import LAG, PathTarget, snapshot
 from tests.ragspec.verification.test_causal import assert_right, check_steps
@@ -119,6 +120,11 @@ def test_positions_are_those_that_generate_gives() -> None:
     torch.testing.assert_close(first[0][0], expected[10])
     torch.testing.assert_close(logits[0], expected[11:])
     assert (by_itself - expected).abs().max() > 1.0
+
+
+def test_hidden_states_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="hidden states"):
+        read_states(PathTarget(build(RECURRENT)), [[1, 2, 3]])
 
 
 def test_only_the_likeliest_path_is_admitted() -> None:

@@ -252,6 +252,22 @@ def test_tokens_before_a_failed_step_are_penalised_next(monkeypatch: pytest.Monk
     assert texts(target) == expected and len(calls) > 4
 
 
+@pytest.mark.parametrize("running", [1, 3])
+def test_steps_of_others_leave_a_prompt_that_is_read_in_chunks_alone(running: int) -> None:
+    model, prompt = local_model(), tiny.prompt(200, seed=9)
+    expected = Engine(CausalTarget(model), drafter=None).generate(prompt, max_new_tokens=NEW)
+    with Engine(opened(model), drafter=None).with_limits(8, chunk=16) as engine:
+        endless: dict[str, Any] = {"max_new_tokens": 300, "ignore_eos": True}
+        others = [engine.submit(PROMPT[i:], None, **endless) for i in range(running)]
+        for each in others:
+            next(each)
+        handle = engine.submit(prompt, max_new_tokens=NEW)
+        assert handle.result().tokens == expected.tokens
+        assert not any(each.done for each in others)
+        for each in others:
+            each.cancel()
+
+
 def test_a_model_in_training_is_refused() -> None:
     model = local_model()
     with opened(model).open(1, 40) as session, torch.no_grad():
