@@ -29,6 +29,7 @@ from ragspec.retrievers.search.passages import Passage
 from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import whole
 from ragspec.storage.store import is_store
+from ragspec.verification.prefix_cache import BLOCK
 from ragspec.verification.sequence_cache import Layers, slot_bytes
 
 QUESTION_ROOM = 256  # tokens of the context that a document leaves to question and answer
@@ -176,6 +177,11 @@ class LongDocument(Answerer):
         if layers is None:  # not read yet, or a question that runs has them
             engine.prefill(tokens, on_read=on_read)
             layers = engine.prefix_cache.export(tokens)
+        if layers is None and len(tokens) < BLOCK:
+            raise InputError(
+                f"the document has {len(tokens)} tokens with what stands before it; expected at "
+                f"least {BLOCK}. Ask it with DocQA."
+            )
         if layers is None:
             raise UnsupportedModelError(
                 f"what {type(engine.model).__name__} makes of a document cannot be kept: its cache "

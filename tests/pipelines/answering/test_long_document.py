@@ -166,6 +166,8 @@ def test_a_model_whose_cache_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     request = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
     with pytest.raises(RagspecError, match="cannot be kept"):
         LongDocument.open(text_file(tmp_path), request)
+    with pytest.raises(InputError, match=r"has 1\d tokens .* at least 16"):
+        LongDocument.open(text_file(tmp_path, "Hi."), Engine.from_pretrained("starter"))
 
 
 def test_a_full_disk_is_a_typed_error(
