@@ -10,6 +10,7 @@ Ctrl-C reaches it. As soon as there are requests of several callers, or of `subm
 the scheduler takes the steps of all.
 """
 
+import atexit
 import threading
 import time
 import weakref
@@ -149,6 +150,7 @@ class Scheduler:
                     target=_serve, args=(reference, self._changed), name="ragspec", daemon=True
                 )
                 self._thread.start()
+                _serving.add(self)
             self._changed.notify_all()
 
     def drive(self, owner: object, until: Callable[[], bool]) -> None:
@@ -345,6 +347,16 @@ class Scheduler:
             self._owners[handle.owner] -= 1
             self._owners = +self._owners
             self._changed.notify_all()  # `close` may wait for the last one
+
+
+_serving = weakref.WeakSet[Scheduler]()
+
+
+@atexit.register
+def _take_no_more_steps() -> None:
+    """Wait for steps of other threads; one that the interpreter ends in a forward aborts it."""
+    for scheduler in _serving:
+        scheduler._driving.acquire(timeout=10.0)
 
 
 def _notify(changed: threading.Condition, _: object) -> None:

@@ -1,5 +1,7 @@
 """What a handle of a request reports, streams and releases."""
 
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -21,6 +23,17 @@ def test_steps_are_reported_as_they_are_taken(plain: Engine) -> None:
     assert [token for step in steps for token in step.tokens] == tokens
     assert 0 < handle.submitted <= handle.joined <= handle.first <= handle.finished
     assert list(handle) == [] and handle.result(timeout=1).text == tiny.tokenizer().decode(tokens)
+
+
+def test_an_interpreter_may_end_while_texts_are_written() -> None:
+    code = (
+        "from ragspec import Engine\n"
+        "engine = Engine.from_pretrained('starter', drafter=None)\n"
+        "handles = [engine.submit('A', max_new_tokens=400, ignore_eos=True) for _ in range(3)]\n"
+        "next(handles[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_watcher_of_a_handle_is_notified_of_its_end_and_released(plain: Engine) -> None:
