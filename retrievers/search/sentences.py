@@ -13,7 +13,8 @@ alone, and words are compared by their first letters, as endings differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, cast
@@ -160,11 +161,11 @@ def statements(hit: Hit) -> Iterator[Span]:
     and a paragraph without a mark at its end, such as a term, with the next.
     """
     text, passage = hit.document.text, hit.passage
-    headings = {offset for offset, _ in hit.document.headings}
+    headings = dict(hit.document.headings)
     start = end = words = 0
     for first, last in _spans(text, passage.start, passage.end, headings):
         size = _word_count(text[first:last])
-        separate = not headings.isdisjoint(range(end, first)) or (
+        separate = not headings.keys().isdisjoint(range(end, first + 1)) or (
             text[end - 1] in MARKS and PARAGRAPH_BREAK.search(text, end, first)
         )
         if words and (separate or min(words, 2 * size) >= LEAST_WORDS):
@@ -177,15 +178,28 @@ def statements(hit: Hit) -> Iterator[Span]:
         yield start, end
 
 
-def _spans(text: str, start: int, end: int, headings: Set[int]) -> Iterator[Span]:
+def _spans(text: str, start: int, end: int, headings: Mapping[int, str]) -> Iterator[Span]:
     for first, last in sentence_spans(text, start, end):
-        if first in headings:  # its line is one
-            line = text.find("\n", first, last)
-            first = line + 1 if line >= 0 else last
+        if first in headings:
+            start = _end_of_heading(text, first, end, headings[first])
+        first = max(first, start)
+        if first >= last:
+            continue
         if _word_count(text[first:last]) > MOST_WORDS:
             yield from chunks(text, (first, last), LINE_BREAK)
-        elif first < last:
+        else:
             yield first, last
+
+
+def _end_of_heading(text: str, start: int, end: int, title: str) -> int:
+    """Return where the text below a heading begins; `start` if the title stands elsewhere.
+
+    A title may have marks around it, a line of them below, and before it the key of a JSON value.
+    """
+    words = r"\s+".join(map(re.escape, title.split()))
+    line = rf"[^\w\n]*(?:\w+: )?{words}[^\w\n]*$(?:\n[=~^\"*+-]{{3,}}[ \t]*$)?\s*"
+    match = re.compile(line, re.M).match(text, start, end)
+    return match.end() if match else start
 
 
 def _word_count(text: str) -> int:

@@ -9,12 +9,13 @@ import pytest
 
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.retrievers.search import dense, sentences
-from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import split_document
 from ragspec.retrievers.search.sentences import rank_sentences, statements
 from ragspec.retrievers.search.text import sentence_spans
+from tests.support.toy_pdf import pdf_of
 
 MANUAL = """# Pump manual
 
@@ -49,6 +50,30 @@ def test_statements_are_sentences_below_their_heading(tmp_path: Path) -> None:
         "Two people carry the pump upright, as a tilted one leaks oil into the motor.",
         "The warranty ends after three years.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.md", "## 3. Is it #a? B ##\n\nIt is.", ["It is."]),
+        ("a.md", "Setext\n---\nIt is.", ["It is."]),
+        ("a.rst", "Title\n=====\n\nIt is.", ["It is."]),
+        ("a.html", "<h2>A <i>b</i><br>c</h2>It is.<h3>It</h3>is.", ["It is.", "is."]),
+        ("a.1", ".TH A 1\n.SH NAME\nIt is.", ["It is."]),
+        ("a.json", '{"question": "Is it?", "answer": "It is."}', ["answer: It is."]),
+        ("a.json", '{"text": "It is.", "title": "It"}', ["text: It is.\ntitle: It"]),
+        ("a.py", "x = 1\n\n\ndef f(port=8):\n    pass\n", ["x = 1", "def f(port=8):\n    pass"]),
+        ("a.eml", "From: A\nSubject: B\n\nIt is.", ["From: A\nSubject: B\n\nIt is."]),
+        ("a.pdf", pdf_of("It is.", "It was."), ["It is.", "It was."]),
+    ],
+)  # fmt: skip
+def test_only_a_heading_itself_is_no_statement(
+    tmp_path: Path, name: str, text: str | bytes, expected: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    document = load_document(tmp_path / name)
+    hits = hits_of(document)
+    assert [document.text[slice(*span)] for hit in hits for span in statements(hit)] == expected
 
 
 def test_a_long_table_is_cut_at_its_lines() -> None:
