@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -236,8 +235,7 @@ class _Unchanged(Exception):
 def _compared(before: Sequence[Document], plan: IndexPlan) -> Change:
     old, new = ({each.name: each for each in some} for some in (before, plan.documents))
     both = [name for name in new if name in old]
-    searched = attrgetter("title", "text", "headings")
-    changed = [name for name in both if searched(new[name]) != searched(old[name])]
+    changed = [name for name in both if new[name] != old[name]]
     return Change(
         added=tuple(name for name in new if name not in old),
         changed=tuple(changed),

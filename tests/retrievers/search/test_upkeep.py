@@ -1,5 +1,6 @@
 """An index that grows is the index that would be built afresh, whenever a process ends."""
 
+import json
 import os
 import random
 import sys
@@ -75,6 +76,19 @@ def test_a_refresh_is_a_rebuild_whatever_was_done_to_the_files(
         assert change.unchanged + len(change.added) + len(change.changed) == len(
             PassageIndex.open(index).documents
         )
+
+
+def test_a_refresh_reads_places_again_if_the_text_stays(embedder: Path, tmp_path: Path) -> None:
+    def write(*cells: str) -> None:
+        rows = [{"cell_type": "markdown", "source": each} for each in cells]
+        (tmp_path / "a.ipynb").write_text(json.dumps({"cells": rows}))
+
+    write("A cat.", "A dog.", "A train.")
+    index = built([tmp_path / "a.ipynb"], tmp_path / "idx", embedder)
+    write("A cat.\n\nA dog.", "A train.")
+    assert refresh(index).changed == ("a.ipynb",) and not refresh(index)
+    (document,) = PassageIndex.open(index).documents
+    assert document.place(document.text.index("A train"), 0) == "cell 2"
 
 
 def test_only_what_is_new_is_embedded_and_nothing_is_written_where_nothing_changed(
