@@ -101,9 +101,12 @@ class PromptTemplate:
     ) -> str:
         """Return the user's turn, or without `chat` the whole prompt; passages count from `first`.
 
+        Runs of white space in the question become one space.
+
         Raises:
             InputError: The template cannot be filled.
         """
+        question = " ".join(question.split())
         if self.template is not None:
             return self._filled(question, passages, first)
         # A number that the answer need not name is copied into it.
@@ -119,7 +122,7 @@ class PromptTemplate:
         return f"{self.instruction}\n\n{template}{closing}"
 
     def _filled(self, question: str, passages: Sequence[tuple[str, str]], first: int) -> str:
-        from jinja2 import StrictUndefined, TemplateError
+        from jinja2 import StrictUndefined
         from jinja2.sandbox import SandboxedEnvironment
 
         turns = [
@@ -130,9 +133,10 @@ class PromptTemplate:
         try:
             template = environment.from_string(self.template or "")
             return template.render(question=question, passages=turns)
-        except TemplateError as error:
+        except Exception as error:  # the template is a program: it raises what its calls raise
+            reason = str(error).rstrip(".") or type(error).__name__
             raise InputError(
-                f"the prompt template {self.name} cannot be filled: {error}. Expected Jinja over "
+                f"the prompt template {self.name} cannot be filled: {reason}. Expected Jinja over "
                 "`question` and `passages` (each with number, title and text)."
             ) from error
 

@@ -190,9 +190,23 @@ def test_a_question_cannot_be_a_template() -> None:
     assert current.write(bpe(), "{{ passages }}", []) == "{{ passages }}"
 
 
-@pytest.mark.parametrize("source", ["{{ nothing }}", "{% for %}", "{{ ''.__class__.mro() }}"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ nothing }}",
+        "{% for %}",
+        "{{ ''.__class__.mro() }}",
+        "{{ question + 5 }}",
+        "{{ 1 / 0 }}",
+        "{{ 9.0 ** 999 }}",
+        "{{ range(10 ** 9) }}",
+        "{{ question | nothing }}",
+    ],
+)
 def test_a_template_that_cannot_be_filled_is_refused(source: str) -> None:
-    with pytest.raises(InputError, match=r"own\.jinja cannot be filled"):
+    with pytest.raises(
+        InputError, match=r"own\.jinja cannot be filled: [^.]+([.][^.]+)*\. Expected"
+    ):
         PromptTemplate("own.jinja", template=source).write(bpe(), "What?", [("Title", "Text.")])
 
 
