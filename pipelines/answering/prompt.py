@@ -74,7 +74,6 @@ def build_prompt(
     if tokenizer is None:
         raise InputError("The engine has no tokenizer; questions over documents need one.")
     expect_question(question)
-    question = " ".join(question.split())
     if not hits:
         raise InputError("The search found no passage for the question; put it in other words.")
     count = len(hits)
@@ -142,7 +141,7 @@ def passage_first(
     Args:
         prefix: That part, if it was tokenized before.
     """
-    text, end = led_by(tokenizer, " ".join(question.split()), hit, template)
+    text, end = led_by(tokenizer, question, hit, template)
     if prefix is None:
         # At end 0 the template changed the passage, and no part can be shared.
         prefix = placed(tokenizer, text[: end or len(text)], [hit])

@@ -240,11 +240,13 @@ def test_documents_of_a_request_are_displayed_and_cited(
         body = {"temperature": 0, "max_tokens": 20}
         documents = [{"title": "Rules", "text": passage}]
         with_it = chat(client, "What is the same?", **body, documents=documents).json()
+        spaced = chat(client, " What is\n the  same?", **body, documents=documents).json()
         without = chat(client, "What is the same?", **body).json()
         monkeypatch.setattr(sentences, "RANK_COST", 9.0)  # they have no rank
         late = ["Ann sleeps.", passage]
         last = chat(client, "Are verified tokens the same?", **body, documents=late).json()
     assert last["choices"][0]["message"]["sentences"][0]["text"] == passage
+    assert spaced["choices"] == with_it["choices"] and spaced["usage"] == with_it["usage"]
     assert with_it["usage"]["prompt_tokens"] >= without["usage"]["prompt_tokens"] + len(passage)
     # An untrained model quotes nothing.
     assert with_it["choices"][0]["message"]["annotations"] == []
