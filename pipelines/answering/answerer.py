@@ -156,6 +156,8 @@ class Answerer(ABC):
         if answer is None:
             options["max_new_tokens"] = most
             answer = self._write(Question(question, result, sampling, stream, options))
+        elif stream is not None and answer.refused is None:
+            stream(answer.text)
         milliseconds += answer.report.milliseconds.get("retrieve", 0.0)
         report = answer.report.with_retrieval(milliseconds)
         return replace(answer, generation=replace(answer.generation, report=report))

@@ -81,10 +81,18 @@ class Conversation(Answerer):
     def search(self, question: str, *, refuse: bool = True) -> SearchResult:
         """Return the passages that a turn adds, and why it is refused if it is."""
         before = self.turns[-1].question if self.turns else None
-        result = search_turn(partial(super().search, refuse=refuse), question, before)
+        search, extracts = partial(super().search, refuse=refuse), self.template.extracts
+        result = search_turn(search, question, before, extracts=extracts)
         known = {_place(hit) for turn in self.turns for hit in turn.hits}
         new = [hit for hit in self.read_hits(result) if _place(hit) not in known]
         return result if result.refused else replace(result, hits=new)
+
+    def unasked(self, question: str, result: SearchResult) -> Answer | None:
+        """Return the answer without the model, see `Answerer`; add an extract to the turns."""
+        answer = super().unasked(question, result)
+        if answer is not None and answer.refused is None:
+            self.turns = [*self.turns, Turn(question, question, answer.text)]
+        return answer
 
     def _write(self, question: Question) -> Answer:
         """Answer one turn, and add it to the conversation unless it has no tokens."""
@@ -129,8 +137,7 @@ class Conversation(Answerer):
         first = self.turns[-1].first + len(self.turns[-1].hits) if self.turns else 1
         display = mark_special_tokens(text.strip(), tokenizer)
         if hits:
-            question = " ".join(display.split())
-            display = self.template.content(question, passages_of(hits, tokenizer), first=first)
+            display = self.template.content(display, passages_of(hits, tokenizer), first=first)
         return Turn(text, display, "", tuple(hits), first)
 
     def _prompt(self, turns: Sequence[Turn]) -> Prompt:
@@ -147,13 +154,16 @@ class Conversation(Answerer):
 
 
 def search_turn(
-    search: Callable[[str], SearchResult], question: str, before: str | None
+    search: Callable[[str], SearchResult], question: str, before: str | None, *, extracts: bool
 ) -> SearchResult:
-    """Return the result of a question after `before`; empty if it is asked without passages."""
+    """Return the result of a question after `before`; empty if it is asked without passages.
+
+    Extracts need passages: without any their question stays refused.
+    """
     result = search(question)
     if result.refused is not None and before is not None:
         result = search(f"{before}\n{question}")
-        result = SearchResult() if result.refused else result
+        result = SearchResult() if result.refused and not extracts else result
     return result
 
 

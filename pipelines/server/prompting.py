@@ -170,7 +170,8 @@ def _search(body: ChatRequest, question: str, documents: DocQA) -> SearchResult:
     if last != "user" or not question.strip():
         return SearchResult()
     earlier = [text_of(turn.content) for turn in body.messages[:-1] if turn.role == "user"]
-    result = search_turn(documents.search, question, earlier[-1] if earlier else None)
+    before, extracts = earlier[-1] if earlier else None, documents.template.extracts
+    result = search_turn(documents.search, question, before, extracts=extracts)
     return replace(result, hits=documents.read_hits(result))
 
 

@@ -1,5 +1,6 @@
 """Turns that are kept: the text of a fresh reading, passages once, and what leaves."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -124,6 +125,15 @@ def test_a_question_that_leans_on_the_one_before_is_searched_with_it(documents: 
     )  # its passages forgotten
     result = talk.ask("Zebra?", max_new_tokens=4)
     assert {hit.document.name for hit in result.passages} == {"pets.md", "rules.md"}
+
+
+def test_extracts_are_streamed_and_are_turns(documents: DocQA) -> None:
+    talk, stream = Conversation(engine(), documents, prompt="extract"), list[str]()
+    for question in ("Does the cat sleep on the sofa and eat fish?", "Zebra?"):
+        assert "fish" in talk.ask(question, stream=stream.append).text
+    assert stream == [turn.answer for turn in talk.turns] and len(stream) == 2
+    talk.turns = [replace(talk.turns[0], question="Hannibal?")]
+    assert talk.ask("Zebra?", stream=stream.append).refused and len(stream) == 2
 
 
 def test_the_oldest_turns_leave_when_the_context_is_full() -> None:

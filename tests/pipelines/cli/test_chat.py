@@ -48,6 +48,14 @@ def test_documents_are_searched_and_what_was_not_quoted_is_said(
     assert "unsupported: no one sentence surely speaks of the question" in err
 
 
+def test_extracts_are_shown_once(
+    model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    typed(monkeypatch, "What does the cat eat?")
+    assert main(["chat", "--docs", docs, "--model", model, "-s", "prompt=extract"]) == 0
+    assert capsys.readouterr().out == "The cat sleeps on the sofa and eats fish.\n"
+
+
 def test_the_first_question_may_be_an_argument(
     model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
