@@ -169,6 +169,7 @@ class Answerer(ABC):
         """
         if self.retriever is None:
             return SearchResult()
+        question = " ".join(question.split())
         if isinstance(self.retriever, PassageIndex):
             many = max(self.top_k, JUDGED)
             hits = unique(self.retriever.search(question, COPIES * many))[:many]

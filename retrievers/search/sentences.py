@@ -128,7 +128,7 @@ def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[fl
     embedder = _judge()
     covered = float(any(map(str.isalnum, question)))  # stop words alone ask for anything
     shares = _likeness(embedder, terms, parts) @ weights if terms else covered
-    cosines = embedder.encode(texts) @ embedder.encode([question])[0]
+    cosines = embedder.encode(texts) @ embedder.encode([" ".join(question.split())])[0]
     return list(map(float, (shares + COSINE * cosines) / LEAST_SUM))
 
 

@@ -246,7 +246,8 @@ def test_documents_of_a_request_are_displayed_and_cited(
         late = ["Ann sleeps.", passage]
         last = chat(client, "Are verified tokens the same?", **body, documents=late).json()
     assert last["choices"][0]["message"]["sentences"][0]["text"] == passage
-    assert spaced["choices"] == with_it["choices"] and spaced["usage"] == with_it["usage"]
+    assert spaced["choices"] == with_it["choices"]
+    assert spaced["usage"]["prompt_tokens"] == with_it["usage"]["prompt_tokens"]
     assert with_it["usage"]["prompt_tokens"] >= without["usage"]["prompt_tokens"] + len(passage)
     # An untrained model quotes nothing.
     assert with_it["choices"][0]["message"]["annotations"] == []
