@@ -1,17 +1,21 @@
 """Conversion between documents of hosts and passages of ragspec."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ragspec.errors import InputError
+from ragspec.retrievers.formats.readers import MAX_BYTES
 from ragspec.retrievers.search.fusion import FunctionRetriever, Hit
+
+PLACE = re.compile(r"(\w+) (\d{1,9})(?:, row (\d{1,9}))?")
 
 
 def hits_of(documents: Iterable[object]) -> tuple[Hit, ...]:
     """Return documents of a host as hits, in their order, without empty ones.
 
     The metadata source, name and title are used. So are start and end, characters of the whole
-    document, if they fit the text.
+    document, and the place, if they fit the text. Blanks stand for the text before it.
 
     Args:
         documents: Texts, documents of LangChain or Haystack, nodes of LlamaIndex, or triples of
@@ -44,14 +48,24 @@ def _record(document: object) -> tuple[str, float, Mapping[str, object]]:
 
 
 def _placed(hit: Hit, meta: Mapping[str, object]) -> Hit:
-    start, end, length = meta.get("start"), meta.get("end"), len(hit.passage.text)
-    if not isinstance(start, int) or start < 0 or end != start + length:
+    start, end, text = meta.get("start"), meta.get("end"), hit.passage.text
+    if not isinstance(start, int) or not 0 <= start <= MAX_BYTES or end != start + len(text):
         return hit
-    return replace(hit, passage=replace(hit.passage, start=start, end=end))
+    match, breaks = PLACE.fullmatch(str(meta.get("place"))), meta.get("breaks") or ()
+    unit, part, row = (match[1], int(match[2]), int(match[3] or 1)) if match else ("", 0, 1)
+    if max(part, row) > start + 1 or not isinstance(breaks, list | tuple):
+        unit, part, row, breaks = "", 0, 1, ()
+    pages = (*[0] * part, *(each for each in breaks if isinstance(each, int)))
+    before = "\n" * (row - 1) + " " * (start - row + 1)
+    document = replace(hit.document, text=before + text, pages=pages, unit=unit)
+    return replace(hit, document=document, passage=replace(hit.passage, start=start, end=end))
 
 
 def facts_of(hit: Hit) -> dict[str, object]:
-    """Return the facts of a passage as metadata of a host's document."""
+    """Return the facts of a passage as metadata of a host's document.
+
+    Its breaks are the characters where further parts begin in it, such as lines or pages.
+    """
     document, passage = hit.document, hit.passage
     facts = {
         "source": document.path or document.name,
@@ -61,5 +75,9 @@ def facts_of(hit: Hit) -> dict[str, object]:
         "end": passage.end,
         "score": float(hit.score),
     }
+    if document.unit:
+        lines = [passage.start + match.end() for match in re.finditer("\n", passage.text)]
+        breaks = [at for at in document.pages or lines if passage.start < at < passage.end]
+        facts |= {"place": document.place(passage.start, passage.end), "breaks": breaks}
     page = document.page_of(passage.start)
     return facts if page is None else {**facts, "page": page}

@@ -1,5 +1,6 @@
 """The writer of all hosts: conversations as prompts, documents as drafts, one engine."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,10 @@ from ragspec.adapters.passages import facts_of, hits_of
 from ragspec.adapters.writer import HostWriter
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.openai import read_settings
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.passages import Passage
+from ragspec.retrievers.search.sentences import rank_sentences
 from tests.support import chatting, tiny
 
 REQUESTS = [{"role": "user", "content": "Name three rivers."}]
@@ -182,5 +187,17 @@ def test_passages_keep_their_place_on_the_variant_to_a_host_and_back() -> None:
     back = hits_of([(hit.passage.text, hit.score, facts_of(hit))])[0]
     assert back.document.name == hit.document.name
     assert (back.passage.start, back.passage.end) == (hit.passage.start, hit.passage.end)
+    text = "On\n\nAn oak stands.\n\nIt is old."
+    for unit, pages in (("line", ()), ("line", (0, 4)), ("page", (0, 0, 19)), ("sheet", (0, 4))):
+        document = Document("a", "A", text, pages=pages, unit=unit)
+        hit = Hit(document, Passage(0, 4, len(text), "A", text[4:]), 1.0)
+        (back,) = hits_of([(hit.passage.text, 1.0, json.loads(json.dumps(facts_of(hit))))])
+        for at in (4, 5, 20):
+            assert back.document.place(at, at + 1) == document.place(at, at + 1)
+            assert back.document.page_of(at) == document.page_of(at)
+        assert rank_sentences("oak?", [back])[0].text == "An oak stands."
+    for wrong in ({"place": "line 99"}, {"place": "page 1", "breaks": 5}, {"place": 7}):
+        (back,) = hits_of([("abc", 1.0, {"start": 10, "end": 13, **wrong})])
+        assert back.document.place(10, 13) == "characters 10 to 13"
     moved = hits_of([("abc", 1.0, {"start": 10, "end": 13}), ("abc", 1.0, {"start": 1, "end": 9})])
     assert [each.passage.start for each in moved] == [10, 0]
