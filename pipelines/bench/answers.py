@@ -111,18 +111,20 @@ def read_questions(path: Path) -> list[Item]:
 
 
 def _item(row: Row, where: str) -> Item:
-    try:
-        question, gold = row["question"], row.get("answers", [])
-        if not question.strip() or not all(each.strip() for each in gold) or isinstance(gold, str):
-            raise TypeError("a text is empty, or answers is no list")
-        misnamed = sorted(filter(_MISNAMED.match, row))
-        if misnamed and "answers" not in row:
-            raise TypeError(f"{misnamed[0]!r} looks like the answers")
-        return Item(question, tuple(gold))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DocumentError(
-            f"{where}: cannot be read ({error!r}); expected {{question, answers: [text, ...]}}."
-        ) from error
+    question, gold = row.get("question"), row.get("answers", [])
+    misnamed = sorted(filter(_MISNAMED.match, row))
+    problem = f"{misnamed[0]!r} looks like the answers" if misnamed and "answers" not in row else ""
+    if not isinstance(gold, list) or not all(map(_is_text, gold)):
+        problem = f"got {gold!r} as answers"
+    if not _is_text(question):
+        problem = f"got {question!r} as question"
+    if problem:
+        raise DocumentError(f"{where}: {problem}; expected {{question: text, answers: [text, ...]}}.")
+    return Item(question, tuple(gold))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def measure_answers(
