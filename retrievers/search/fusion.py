@@ -131,7 +131,7 @@ def _listed(results: object, owner: str, expected: str) -> list[Any]:
 
 
 def search_hits(retriever: Retriever, query: str, k: int) -> list[Hit]:
-    """Return at most k hits of any retriever, best first; raise InputError if it returns others."""
+    """Return at most k hits with text, best first; raise InputError for what is no hit."""
     owner, expected = f"{type(retriever).__name__}.search()", "a list of Hit"
     hits = _listed(retriever.search(query, k), owner, expected)
     for hit in hits:
@@ -140,7 +140,7 @@ def search_hits(retriever: Retriever, query: str, k: int) -> list[Hit]:
                 f"{owner} returned {hit!r} among its results, expected {expected}. A function that "
                 "returns (text, score, meta) triples is a retriever, too."
             )
-    return hits[:k]
+    return [hit for hit in hits if hit.passage.text.strip()][:k]
 
 
 def as_retriever(source: Retriever | SearchFunction) -> Retriever:

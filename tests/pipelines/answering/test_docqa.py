@@ -181,6 +181,8 @@ def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) 
         DocQA.from_documents(folder, engine=engine, embedder=None).ask(" ")
     with pytest.raises(InputError, match="found no passage"):
         DocQA.from_documents(folder, engine=engine, embedder=None).ask("quantum?", refuse=False)
+    with pytest.raises(InputError, match="found no passage"):
+        DocQA(lambda question: [(" ", 1.0, {})], engine=engine).ask("quantum?")
 
 
 def test_what_the_layout_prescribes_is_drafted() -> None:
