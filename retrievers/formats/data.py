@@ -4,7 +4,7 @@ A file is one document. A record of JSON lines is a part of it, cited by its lin
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,21 @@ def record(source: str) -> Extract:
         ValueError: The source is no JSON, or nests too deeply.
     """
     try:
-        value = json.loads(source, parse_int=str, parse_float=str)
+        value = json.loads(source, parse_int=str, parse_float=str, object_pairs_hook=_object)
         text = clean("\n".join(value_lines(value))).strip("\n")
     except RecursionError as error:
         raise ValueError("it nests too deeply") from error
     titles = [value.get(key) for key in TITLES] if isinstance(value, dict) else []
     title = clean(next((each for each in titles if isinstance(each, str)), "")).strip()
     return Extract(text, title, ((0, title),) if title else ())
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object, with a list of the values for a key that occurs several times."""
+    values = dict[str, list[Any]]()
+    for key, value in pairs:
+        values.setdefault(key, []).append(value)
+    return {key: each if len(each) > 1 else each[0] for key, each in values.items()}
 
 
 def read_json(path: Path, data: bytes) -> Extract:

@@ -289,6 +289,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "P",
         [],
     ),
+    ("c.json", write('{"a": 1, "b": 2, "a": 3}'), "a: 1, 3\nb: 2", "c.json", []),
     ("b.json", write("{// old\n}"), "{// old\n}", "b.json", ["no valid JSON"]),
     (
         "a.jsonl",
