@@ -156,10 +156,7 @@ class Conversation(Answerer):
 def search_turn(
     search: Callable[[str], SearchResult], question: str, before: str | None, *, extracts: bool
 ) -> SearchResult:
-    """Return the result of a question after `before`; empty if it is asked without passages.
-
-    Extracts need passages: without any their question stays refused.
-    """
+    """Return the result of a question after `before`; empty if it is asked without passages."""
     result = search(question)
     if result.refused is not None and before is not None:
         result = search(f"{before}\n{question}")

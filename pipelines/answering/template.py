@@ -101,8 +101,6 @@ class PromptTemplate:
     ) -> str:
         """Return the user's turn, or without `chat` the whole prompt; passages count from `first`.
 
-        Runs of white space in the question become one space.
-
         Raises:
             InputError: The template cannot be filled.
         """

@@ -111,20 +111,15 @@ def read_questions(path: Path) -> list[Item]:
 
 
 def _item(row: Row, where: str) -> Item:
-    question, gold = row.get("question"), row.get("answers", [])
+    question, gold = row.get("question", ""), row.get("answers", [])
+    texts = [question, *gold] if isinstance(gold, list) else [None]
     misnamed = sorted(filter(_MISNAMED.match, row))
     problem = f"{misnamed[0]!r} looks like the answers" if misnamed and "answers" not in row else ""
-    if not isinstance(gold, list) or not all(map(_is_text, gold)):
-        problem = f"got {gold!r} as answers"
-    if not _is_text(question):
-        problem = f"got {question!r} as question"
+    if not all(isinstance(each, str) and each.strip() for each in texts):
+        problem = f"got the question {question!r} and the answers {gold!r}"
     if problem:
-        raise DocumentError(f"{where}: {problem}; expected {{question: text, answers: [text, ...]}}.")
+        raise DocumentError(f"{where}: {problem}; expected {{question, answers: [text, ...]}}.")
     return Item(question, tuple(gold))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 def measure_answers(

@@ -183,11 +183,9 @@ def _spans(text: str, start: int, end: int, headings: Mapping[int, str]) -> Iter
         if first in headings:
             start = _end_of_heading(text, first, end, headings[first])
         first = max(first, start)
-        if first >= last:
-            continue
         if _word_count(text[first:last]) > MOST_WORDS:
             yield from chunks(text, (first, last), LINE_BREAK)
-        else:
+        elif first < last:
             yield first, last
 
 

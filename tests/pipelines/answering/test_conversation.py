@@ -120,9 +120,8 @@ def test_a_question_about_an_answer_is_put_without_passages(documents: DocQA) ->
 def test_a_question_that_leans_on_the_one_before_is_searched_with_it(documents: DocQA) -> None:
     talk = Conversation(engine(), documents, top_k=2)
     talk.ask("What does the cat eat?", max_new_tokens=4)
-    talk.turns[0] = type(talk.turns[0])(
-        "Does the cat sleep on the sofa and eat fish, as a walk?", "x", "y"
-    )  # its passages forgotten
+    question = "Does the cat sleep on the sofa and eat fish, as a walk?"
+    talk.turns = [replace(talk.turns[0], question=question, hits=())]
     result = talk.ask("Zebra?", max_new_tokens=4)
     assert {hit.document.name for hit in result.passages} == {"pets.md", "rules.md"}
 

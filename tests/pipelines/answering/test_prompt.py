@@ -190,19 +190,10 @@ def test_a_question_cannot_be_a_template() -> None:
     assert current.write(bpe(), "{{ passages }}", []) == "{{ passages }}"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ nothing }}",
-        "{% for %}",
-        "{{ ''.__class__.mro() }}",
-        "{{ question + 5 }}",
-        "{{ 1 / 0 }}",
-        "{{ 9.0 ** 999 }}",
-        "{{ range(10 ** 9) }}",
-        "{{ question | nothing }}",
-    ],
-)
+UNFILLED = "{{ nothing }}", "{{ ''.__class__.mro() }}", "{{ question + 5 }}", "{{ 1 / 0 }}"
+
+
+@pytest.mark.parametrize("source", [*UNFILLED, "{% for %}", "{{ 9. ** 999 }}", "{{ 1 | nothing }}"])
 def test_a_template_that_cannot_be_filled_is_refused(source: str) -> None:
     with pytest.raises(
         InputError, match=r"own\.jinja cannot be filled: [^.]+([.][^.]+)*\. Expected"

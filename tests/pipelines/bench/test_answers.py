@@ -45,9 +45,9 @@ def test_answers_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
     [
         ('{"question": "a"}\n[1]', "line 2"),
         ('{"question": " "}', "line 1"),
-        ('{"question": "a", "answers": "b"}', "got 'b' as answers; expected {question: text"),
-        ('{"question": "a", "answers": [5]}', r"got \[5\] as answers; expected"),
-        ('{"question": 5}', "got 5 as question; expected"),
+        ('{"question": "a", "answers": "b"}', "the answers 'b'; expected {question, answers: "),
+        ('{"question": "a", "answers": [5]}', r"answers \[5\]; expected"),
+        ('{"question": 5}', "got the question 5 and"),
         ('{"answers": ["b"]}', "question"),
         (
             '{"question": "a", "gold_answers": ["b"], "answer_type": 1}',
