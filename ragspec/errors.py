@@ -122,4 +122,4 @@ class EngineClosedError(EngineError):
 
 
 class CallbackError(RagspecError, RuntimeError):
-    """A callback raised SystemExit or the like, which ended its text alone."""
+    """A callback raised SystemExit, StopIteration or the like, which ended its text alone."""

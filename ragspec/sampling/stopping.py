@@ -110,7 +110,7 @@ class StopState:
         self._tokens.append(token)
         ids = torch.tensor([self._tokens])
         scores = torch.empty(1, 0)
-        return any(_met(each(ids, scores)) for each in self.rule.criteria)
+        return any([_met(each(ids, scores)) for each in self.rule.criteria])
 
     def _completes_string(self, token: int) -> bool:
         if self._output is None:

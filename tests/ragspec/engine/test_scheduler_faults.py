@@ -14,9 +14,12 @@ from ragspec.errors import CallbackError
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.tree_session import TreeSession
+from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.calls import failing as failing_at
 from tests.support.scheduling import REQUESTS, alone, engine_of, queries, submit, tokens_of
+
+CALLBACKS = ["on_step", "on_read", "logits_processor", "stopping_criteria"]
 
 
 def failing(*arguments: Any) -> Any:
@@ -116,26 +119,31 @@ def test_a_text_beyond_the_memory_fails(plain: Engine, monkeypatch: pytest.Monke
         pool.submit([4, 5, 6]).result()
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, ValueError])
-@pytest.mark.parametrize("place", ["on_step", "watch", "future", "on_finish"])
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration, ValueError],
+)
+@pytest.mark.parametrize("place", [*CALLBACKS, "watch", "future", "on_finish"])
 @pytest.mark.filterwarnings("ignore:a callback")
 def test_a_callback_may_raise_anything_and_others_go_on(
     place: str, error: type[BaseException], plain: Engine, expected: list[list[int]]
 ) -> None:
-    callback = Mock(side_effect=error("not today"))
+    callback = Mock(side_effect=error("not today"), spec=[])  # without `of_row`
+    value = callback if place.startswith("on_") else [callback]
+    options: dict[str, Any] = {place: value} if place in CALLBACKS else {}
     with plain.with_limits(3, chunk=16) as pool:
         handles = submit(pool, REQUESTS[:4])
-        options: dict[str, Any] = {"on_step": callback} if place == "on_step" else {}
-        handle = pool.submit([5, 6, 7, 8], max_new_tokens=9, ignore_eos=True, **options)
+        handle = pool.submit(tiny.prompt(40), max_new_tokens=9, ignore_eos=True, **options)
         if place == "watch":
             handle.watch(callback)
         elif place == "future":
             handle.future.add_done_callback(callback)
         elif place == "on_finish":
             pool.on_finish(callback)
-        if place in ("on_step", "watch"):
-            with pytest.raises((CallbackError, ValueError), match="not today"):
-                handle.result(timeout=20)
+        if options or place == "watch":
+            for take in (lambda: handle.result(timeout=20), lambda: list(handle.stream())):
+                with pytest.raises((CallbackError, ValueError), match="not today"):
+                    take()
         else:
             assert len(handle.result(timeout=20).tokens) == 9
         handles += submit(pool, REQUESTS[4:])
