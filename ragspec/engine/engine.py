@@ -145,7 +145,10 @@ class Engine:
         requests, single = self.prepare(prompts, sampling, options, attention_mask)
         owner = object()
         with ExitStack() as stack:
-            handles = [stack.enter_context(closing(self.add(each, owner))) for each in requests]
+            handles = [self._handle(each, owner) for each in requests]
+            for handle in handles:
+                stack.enter_context(closing(handle))  # before an interrupt (Ctrl-C) can leave it
+                self.scheduler.add(handle)
 
             def ended() -> bool:
                 failed = any(handle.done and handle.future.exception() for handle in handles)
@@ -164,7 +167,10 @@ class Engine:
 
         Arguments and errors are those of `generate`. Each piece that is asked for takes a step.
         """
-        return self.add(self._one("stream()", prompt, sampling, options), object()).stream()
+        handle = self._handle(self._one("stream()", prompt, sampling, options), object())
+        stream = handle.stream()  # if an interrupt drops it, it leaves no request
+        self.scheduler.add(handle)
+        return stream
 
     def submit(
         self,
@@ -192,6 +198,12 @@ class Engine:
 
         Without an owner, as for `submit`, a thread of the engine takes them.
         """
+        handle = self._handle(request, owner)
+        self.scheduler.add(handle)
+        return handle
+
+    def _handle(self, request: Request, owner: object | None) -> RequestHandle:
+        """Return the handle of a request that the scheduler does not have yet."""
 
         def notify(future: Future[Generation]) -> None:
             if future.exception() is None:
@@ -199,7 +211,6 @@ class Engine:
 
         handle = RequestHandle(Sequence(request, self.parts), self.scheduler, owner)
         handle.future.add_done_callback(notify)
-        self.scheduler.add(handle)
         return handle
 
     def step(self) -> bool:
@@ -229,7 +240,8 @@ class Engine:
         """
         options: Options = {"tenant": tenant, "on_read": on_read, "max_new_tokens": 1}
         request = self._one("prefill()", prompt, None, options)
-        with closing(self.without_callbacks().add(request, object())) as handle:
+        with closing(self.without_callbacks()._handle(request, object())) as handle:
+            self.scheduler.add(handle)
             handle.result()
 
     def _one(

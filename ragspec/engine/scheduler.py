@@ -118,7 +118,7 @@ class Scheduler:
             self.expect_room(1 if handle.owner is None else -self.open_requests)
             key = -handle.request.priority, handle.request.tenant
             self._waiting.setdefault(key, []).append(handle)
-            self._owners[handle.owner] += 1
+            self._owners[handle.owner] += 1  # an interrupt may come before, see `_recount`
         self.wake()
 
     def remove(self, handle: RequestHandle, *, wait: bool = True) -> None:
@@ -134,6 +134,7 @@ class Scheduler:
             if self._stepping:
                 return
             self._sweep()
+            self._recount()
             self._close_if_idle()
             handles, self._touched = self._touched, {}
         finally:
@@ -181,9 +182,9 @@ class Scheduler:
                 )
             if owner is not None and set(self._owners) - {owner}:
                 return False
-            self._stepping = True
             interrupt: BaseException | None = None
             try:
+                self._stepping = True
                 # Later steps write to tensors of this one, perhaps in another mode of the caller:
                 # a tensor of the inference mode could not be written outside of it.
                 cast = torch.is_autocast_enabled(self.target.device.type)
@@ -197,9 +198,8 @@ class Scheduler:
                 self._end_all(None if interrupt else error)
             finally:
                 self._stepping = False
+                self._recount()
                 self._close_if_idle()
-                with self._changed:
-                    self._changed.notify_all()
             handles, self._touched = self._touched, {}
         for handle in handles:
             handle.deliver()
@@ -228,11 +228,12 @@ class Scheduler:
                 self._close_if_idle()
 
     def close(self, *, cancel: bool = False, timeout: float | None = None) -> None:
-        """Take no more requests and wait until all have ended; see `Engine.close`."""
+        """Take no more requests and the steps of all that are open; see `Engine.close`."""
         with self._changed:
             self._closed = True
-            if not cancel:
-                self._changed.wait_for(lambda: not self._owners, timeout)
+        if not cancel:  # a caller that has left, as by an interrupt, takes no steps
+            end = time.perf_counter() + (float("inf") if timeout is None else timeout)
+            self.drive(None, lambda: not self._owners or time.perf_counter() >= end)
         with self._driving:
             handles = [*chain(*self._waiting.values()), *self._live.values()]
         for handle in handles:
@@ -343,10 +344,13 @@ class Scheduler:
         self._live.pop(sequence, None)
         self._longest = max(self._longest, len(sequence.context.tokens))
         self._touched[handle] = None
+
+    def _recount(self) -> None:
+        """Count the requests of each owner and wake those that wait; no interrupt leaves any."""
         with self._changed:
-            self._owners[handle.owner] -= 1
-            self._owners = +self._owners
-            self._changed.notify_all()  # `close` may wait for the last one
+            every = chain(*self._waiting.values(), self._live.values())
+            self._owners = Counter(handle.owner for handle in every)
+            self._changed.notify_all()
 
 
 _serving = weakref.WeakSet[Scheduler]()

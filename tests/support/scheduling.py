@@ -1,6 +1,7 @@
 """Requests of all kinds for engines that serve several at once."""
 
 import random
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,6 +61,14 @@ def submit(pool: Engine, requests: Sequence[Requests], **more: Any) -> list[Requ
 
 def tokens_of(handle: RequestHandle) -> list[int]:
     return [token for step in handle for token in step.tokens]
+
+
+def close(pool: Engine) -> None:
+    """Close a pool, which must not take long."""
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
 
 
 REQUESTS = queries(12)

@@ -18,7 +18,7 @@ from ragspec.rules.base import Step
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
 from tests.support.architectures import build
-from tests.support.scheduling import REQUESTS, alone, engine_of, queries, submit, tokens_of
+from tests.support.scheduling import REQUESTS, alone, close, engine_of, queries, submit, tokens_of
 from tests.support.waiting import until
 
 DRAFTERS = ["plain", "context", "recycling", "suffix", "model", "auto"]
@@ -159,8 +159,9 @@ def test_a_full_queue_refuses(held: tuple[Engine, threading.Event]) -> None:
 
 def test_a_closed_pool_refuses_and_has_drained(plain: Engine) -> None:
     pool = plain.with_limits(2)
-    handles = submit(pool, REQUESTS)
-    pool.close()
+    (request,), _ = pool.prepare([1, 2], None, {"max_new_tokens": 60, "ignore_eos": True})
+    handles = [*submit(pool, REQUESTS), pool.add(request, object())]  # whose owner takes no step
+    close(pool)
     assert all(handle.done for handle in handles)
     assert {handle.result().finish_reason for handle in handles} <= {"stop", "length"}
     with pytest.raises(EngineClosedError, match="was closed"):

@@ -1,7 +1,9 @@
 """Errors and the end of memory stay with the texts that they are of."""
 
-import threading
+import sys
 import time
+from contextlib import suppress
+from types import FrameType
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,7 +19,7 @@ from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.calls import failing as failing_at
-from tests.support.scheduling import REQUESTS, alone, engine_of, queries, submit, tokens_of
+from tests.support.scheduling import REQUESTS, alone, close, engine_of, queries, submit, tokens_of
 
 CALLBACKS = ["on_step", "on_read", "logits_processor", "stopping_criteria"]
 
@@ -150,6 +152,32 @@ def test_a_callback_may_raise_anything_and_others_go_on(
         assert [each.result(timeout=20).tokens for each in handles] == expected
 
 
+@pytest.mark.parametrize("name", ["generate", "stream", "submit", "prefill"])
+@pytest.mark.filterwarnings("ignore:a callback", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_no_interrupt_leaves_a_request_open(name: str, plain: Engine) -> None:
+    prompts = [[1, 2], [3, 4]] if name == "generate" else [1, 2]
+    options = {} if name == "prefill" else {"max_new_tokens": 2}
+    modules = [f"ragspec.engine.{each}" for each in ("engine", "handle", "scheduler")]
+    left, before = -1, 0
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        left -= event in ("call", "return") and frame.f_globals.get("__name__") in modules
+        if left < 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    while left < 0:
+        pool, left, before = plain.with_limits(8), before, before + 1
+        sys.setprofile(interrupt)
+        with suppress(KeyboardInterrupt):
+            result = getattr(pool, name)(prompts, **options)
+        sys.setprofile(None)
+        assert left >= 0 or name == "submit" or not pool.scheduler.open_requests
+        close(pool)
+    assert before > 20, result
+
+
 def test_only_callers_retry_a_device(target: CausalTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     away = Mock(side_effect=RuntimeError("the device is away"))
     pool = engine_of(target, "plain").with_limits(2)
@@ -160,7 +188,4 @@ def test_only_callers_retry_a_device(target: CausalTarget, monkeypatch: pytest.M
             pool.submit([1, 2, 3]).result(timeout=20)
     time.sleep(0.1)
     assert away.call_count == 3
-    closing = threading.Thread(target=pool.close)
-    closing.start()
-    closing.join(20)
-    assert not closing.is_alive()
+    close(pool)
