@@ -117,7 +117,8 @@ class Sampling:
 
     def _check_seed(self) -> None:
         seed: Any = _plain_number(self.seed)
-        listed = not isinstance(seed, (str, bytes)) and hasattr(seed, "__len__")
+        listed = hasattr(seed, "ndim") or isinstance(seed, Sequence)
+        listed &= not isinstance(seed, (str, bytes))
         seeds = tuple(seed) if listed else (seed,)
         if any(each is not None and whole(each) is None for each in seeds):
             raise SamplingError(
