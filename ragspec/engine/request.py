@@ -155,7 +155,7 @@ def read_requests(
     sampling = Sampling() if sampling is None else sampling
     _check_seeds(sampling, len(every))
     alone = len(every) * sampling.n == 1
-    _check_kinds(options, len(every), alone)
+    _check_kinds(options, every, alone)
     common = _common(options, sampling, every, target, tokenizer)
     predictions = read_prediction(options.get("prediction"), every, tokenizer, target.vocab_size)
     memo = {id(thing): thing for thing in (target.loaded, tokenizer)}  # copies share these
@@ -305,6 +305,17 @@ def _are_callables(values: object) -> bool:
     return isinstance(values, Sequence) and all(callable(f) or isinstance(f, ByRow) for f in values)
 
 
+def _are_spans(values: object) -> bool:
+    return isinstance(values, Sequence) and all(
+        isinstance(span, Sequence) and len(span) == 4 and None not in map(whole, span)
+        for span in values
+    )
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, Sequence) and all(isinstance(each, SourceText) for each in values)
+
+
 _COUNT = (lambda n: (whole(n) or 0) >= 1, "a whole number, at least 1")
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": _COUNT,
@@ -313,6 +324,8 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "stopping_criteria": (_are_callables, "a list of callables"),
     "stop_token_ids": (lambda value: isinstance(value, Iterable), "a list of token ids"),
     "resume_from": (lambda value: isinstance(value, Sequence), "a list of token ids"),
+    "spans": (_are_spans, "a list of (start, end, document, offset)"),
+    "texts": (_are_texts, "a list of SourceText"),
     "on_read": (callable, "a function of two numbers"),
     "on_step": (callable, "a function of a number and a Step"),
     "tenant": (lambda value: isinstance(value, str), "a text"),
@@ -321,16 +334,22 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _check_kinds(options: Mapping[str, object], prompts: int, alone: bool) -> None:
+def _check_kinds(options: Options, prompts: Sequence[Sequence[int]], alone: bool) -> None:
     """Raise InputError for values of another kind, and for options of one text with several."""
+    least = min(map(len, prompts))
     for name, (fits, expected) in _KINDS.items():
         value = options.get(name)
         if value is not None and not fits(value):
             raise InputError(f"{name} is {value!r}; expected {expected}, or None.")
     if options.get("resume_from") is not None and not alone:
         raise InputError("got resume_from= with several texts; expected one prompt and n=1.")
-    if prompts > 1 and options.get("draft_prompt"):
-        raise InputError(f"got draft_prompt= with {prompts} prompts; expected one prompt.")
+    if len(prompts) > 1 and options.get("draft_prompt"):
+        raise InputError(f"got draft_prompt= with {len(prompts)} prompts; expected one prompt.")
+    for span in options.get("spans") or ():
+        if not 0 <= span[0] <= span[1] <= least:
+            raise InputError(
+                f"spans has {span!r}; expected parts of the prompt, {pluralize(least, 'token')}."
+            )
 
 
 def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:

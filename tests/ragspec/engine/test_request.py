@@ -89,6 +89,12 @@ def test_end_tokens_come_from_the_generation_config_first() -> None:
         ({"stopping_criteria": min}, "stopping_criteria is <built-in"),
         ({"stopping_criteria": "x"}, "stopping_criteria is 'x'"),
         ({"stop_token_ids": 3}, "stop_token_ids is 3"),
+        *(({"texts": wrong}, "texts is .*; expected a list of SourceText") for wrong in (5, ["x"])),
+        *(({"spans": wrong}, "spans is .*; expected a list of") for wrong in (5, [5], [(1, 2)])),
+        *(
+            ({"spans": [(*ends, 0, 0)]}, "expected parts of the prompt, 3 tok")
+            for ends in ((-1, 2), (2, 1), (0, 4))
+        ),
         ({"logprobs": "x"}, "logprobs is 'x'"),
         ({"logprobs": 1.5}, "logprobs is 1.5"),
         ({"logprobs": 51}, "0 to 50"),
@@ -154,6 +160,9 @@ def test_seeds_are_one_or_as_many_as_the_prompts() -> None:
         count = pluralize(len(seeds), "seed")
         with pytest.raises(SamplingError, match=f"got {count} for 2 prompts"):
             read(Sampling(seed=seeds))  # type: ignore[arg-type]
+    for wrong in ({5}, {5: 1}, "5", b"5", 1.0, [None, "5"]):
+        with pytest.raises(SamplingError, match="expected a whole number, one for each prompt"):
+            Sampling(seed=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("query", "selected"), [(False, None), (True, 0), (0, 0), (5, 5)])
