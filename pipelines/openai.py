@@ -68,6 +68,8 @@ def read_settings(*settings: Mapping[str, object] | None, stop: object = None) -
     """
     merged: dict[str, Any] = {}
     for mapping in settings:
+        if not isinstance(mapping, Mapping | None):
+            raise InputError(f"got the settings {mapping!r}; expected a mapping of their names.")
         for name, value in (mapping or {}).items():
             if name not in NAMES:
                 raise InputError(unknown("setting", name, NAMES))

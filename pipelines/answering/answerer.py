@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import Stream
 from ragspec.engine.prompts import well_formed
-from ragspec.engine.request import refuse_unknown
+from ragspec.engine.request import check_options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.citations import find_evidence
@@ -140,7 +140,12 @@ class Answerer(ABC):
                 be written; also the errors of the retriever.
             PromptTooLongError: The prompt does not fit the context, not even with one passage.
         """
-        refuse_unknown(options)
+        check_options(options, ("spans",), "ask()")
+        for name, function in (("stream", stream), ("on_search", on_search)):
+            if function is not None and not callable(function):
+                raise InputError(f"{name} is {function!r}; expected a function, or None.")
+        if not isinstance(refuse, bool):
+            raise InputError(f"refuse is {refuse!r}; expected True or False.")
         if not isinstance(sampling, Sampling | None):
             raise InputError(f"got {sampling!r} as sampling; expected a Sampling, or None.")
         if sampling is not None and sampling.n != 1:
@@ -224,7 +229,7 @@ class Answerer(ABC):
             "stopping_criteria": [EndRepetition(len(prompt.token_ids))],
             **options,
             "spans": [(start, end, first + hit, at) for start, end, hit, at in prompt.spans],
-            "texts": (*prompt.layout, *options.get("texts", ())),
+            "texts": (*prompt.layout, *(options.get("texts") or ())),
         }
 
     def answer_of(

@@ -15,6 +15,7 @@ from typing import Any
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import stop_strings
+from ragspec.engine.request import check_options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
@@ -26,7 +27,6 @@ from ragspec.pipelines.answering.strides import (
     RoundWriter,
     Stride,
     last_words,
-    refuse_options,
     tokens_of,
 )
 from ragspec.pipelines.answering.template import PromptTemplate
@@ -150,7 +150,7 @@ class IterativeRag(Answerer):
     def _write(self, question: Question) -> Answer:
         began = time.perf_counter()
         tokenizer, options, settings = self.engine.tokenizer, question.options, self.settings
-        refuse_options(options, IN_CALLS, "IterativeRag")
+        check_options(options, IN_CALLS, "IterativeRag")
         if settings.flare is not None:
             options = {**options, "logprobs": options.get("logprobs") or 0}
         stops = stop_strings(options.get("stop", self.template.stop), tokenizer)

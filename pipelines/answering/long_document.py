@@ -28,6 +28,7 @@ from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
 from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import whole
+from ragspec.storage.filesystem import expect_path
 from ragspec.storage.store import is_store
 from ragspec.verification.prefix_cache import BLOCK
 from ragspec.verification.sequence_cache import Layers, slot_bytes
@@ -112,7 +113,7 @@ class LongDocument(Answerer):
             UnsupportedModelError: The model's cache cannot be saved.
         """
         expect_engine(engine)
-        if not isinstance(path, Document) and Path(path).is_dir() and is_store(Path(path)):
+        if not isinstance(path, Document) and is_store(expect_path(path, "the document")):
             if token_range is not None or prompt is not None or system is not None:
                 raise InputError(
                     f"got token_range, prompt or system with {path}, which was saved with its own; "

@@ -1,13 +1,12 @@
 """The writers of an answer whose passage changes."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
-from ragspec.errors import InputError
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.speculation.passages import RetrievedPassage
@@ -17,13 +16,6 @@ from ragspec.types import Tokenizer
 
 # Options of `Engine.generate` that a text in several calls sets itself.
 IN_CALLS = ("stop_after", "resume_from")
-
-
-def refuse_options(options: Mapping[str, object], names: Iterable[str], owner: str) -> None:
-    """Raise InputError for an option that its owner sets itself."""
-    for name in names:
-        if options.get(name):
-            raise InputError(f"got {name}=, which {owner} sets itself; leave it out.")
 
 
 @dataclass(slots=True)

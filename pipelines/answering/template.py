@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ragspec.engine.plain_text import render_chat
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
-from ragspec.storage.filesystem import read_input
+from ragspec.storage.filesystem import expect_path, read_input
 from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def find_template(prompt: str | Path | PromptTemplate, system: str | None = None
     else:
         from jinja2 import Environment, TemplateSyntaxError
 
-        path = Path(prompt)
+        path = expect_path(prompt, "prompt", "a name, a Jinja file or a PromptTemplate")
         if not path.exists() and isinstance(prompt, str) and not path.suffix:
             raise UnknownNameError(unknown("prompt", prompt, WORDINGS))
         try:

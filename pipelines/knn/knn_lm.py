@@ -23,9 +23,9 @@ import numpy as np
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import encode_prompts, stop_strings
-from ragspec.engine.request import refuse_unknown
+from ragspec.engine.request import check_options
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.strides import IN_CALLS, FinalText, refuse_options
+from ragspec.pipelines.answering.strides import IN_CALLS, FinalText
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.datastore import Datastore
@@ -118,8 +118,7 @@ class KnnLM:
             InputError: There are several prompts, n is above 1, or `KnnLM` sets the option itself.
             PromptTooLongError: The prompt does not fit the context.
         """
-        refuse_unknown(options)
-        refuse_options(options, ("transform", *IN_CALLS), "KnnLM")
+        check_options(options, ("transform", *IN_CALLS), "KnnLM")
         sampling = seeded(sampling or Sampling(), "KnnLM.generate()")
         every, single = encode_prompts(prompt, self.engine.tokenizer, self.engine.target.input_size)
         if not single:

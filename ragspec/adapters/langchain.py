@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
 BOOKKEEPING = frozenset({"stream", "stream_usage", "ls_structured_output_format"})
 
 
-class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
+class ChatRagspec(HostModel, BaseChatModel, extra="forbid"):  # type: ignore[misc]
     """A chat model; for its settings see `HostModel`."""
 
     @property

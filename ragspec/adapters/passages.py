@@ -31,7 +31,7 @@ def hits_of(documents: Iterable[object]) -> tuple[Hit, ...]:
 
 def _record(document: object) -> tuple[str, float, Mapping[str, object]]:
     """Return text, score and metadata of a document."""
-    if isinstance(document, tuple):
+    if isinstance(document, tuple) and document and isinstance(document[0], str):
         return document
     node = getattr(document, "node", document)  # LlamaIndex holds scores apart
     texts = (getattr(node, name, None) for name in ("page_content", "content", "text"))

@@ -164,9 +164,8 @@ class RequestHandle:
         if (error := self.sequence.error) is None:
             call_or_warn(self.future.set_result, generation)
             return
-        # These would end the thread that asks for the result, or its loop without a sign.
         stops = isinstance(error, StopIteration | StopAsyncIteration)
-        if stops or not isinstance(error, Exception):
+        if stops or not isinstance(error, Exception):  # it would end the caller's thread or loop
             cause, error = error, CallbackError(f"{type(error).__name__} ended the text: {error}")
             error.__cause__ = cause
         call_or_warn(self.future.set_exception, error)

@@ -148,14 +148,14 @@ def read_requests(
         The requests, the samples of a prompt one after the other, and whether a single prompt was
         passed.
     """
-    refuse_unknown(options)
+    check_options(options)
     every, single = encode_prompts(prompts, tokenizer, target.input_size, attention_mask)
     for ids in every:
         target.check_prompt(ids)
     sampling = Sampling() if sampling is None else sampling
     _check_seeds(sampling, len(every))
     alone = len(every) * sampling.n == 1
-    _check_kinds(options, every, alone)
+    _check_together(options, every, alone)
     common = _common(options, sampling, every, target, tokenizer)
     predictions = read_prediction(options.get("prediction"), every, tokenizer, target.vocab_size)
     memo = {id(thing): thing for thing in (target.loaded, tokenizer)}  # copies share these
@@ -292,40 +292,38 @@ def _configured_length(config: object, prompt: int, limit: int | None) -> int | 
     return int(total if limit is None else min(total, limit)) - prompt
 
 
-def refuse_unknown(options: Iterable[str]) -> None:
-    """Raise InputError for a keyword that is not among `Options`."""
-    for name in options:
+def check_options(options: Mapping[str, object], taken: Collection[str] = (), by: str = "") -> None:
+    """Raise InputError for an unknown option, a value of another kind, or what `by` sets itself."""
+    for name, value in options.items():
         if name in Sampling.__dataclass_fields__:
             raise InputError(f"unknown option {name!r} of Sampling; pass Sampling({name}=...).")
         if name not in Options.__annotations__:
             raise InputError(unknown("option", name, Options.__annotations__))
+        fits, expected = _KINDS.get(name, (None, ""))
+        if value is not None and fits is not None and not fits(value):
+            raise InputError(f"{name} is {value!r}; expected {expected}, or None.")
+        if name in taken and value:
+            raise InputError(f"got {name}=, which {by} sets itself; leave it out.")
 
 
-def _are_callables(values: object) -> bool:
-    return isinstance(values, Sequence) and all(callable(f) or isinstance(f, ByRow) for f in values)
+def _each(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda values: isinstance(values, Sequence) and all(map(fits, values))
 
 
-def _are_spans(values: object) -> bool:
-    return isinstance(values, Sequence) and all(
-        isinstance(span, Sequence) and len(span) == 4 and None not in map(whole, span)
-        for span in values
-    )
-
-
-def _are_texts(values: object) -> bool:
-    return isinstance(values, Sequence) and all(isinstance(each, SourceText) for each in values)
-
-
+_CALLABLES = (_each(lambda f: callable(f) or isinstance(f, ByRow)), "a list of callables")
 _COUNT = (lambda n: (whole(n) or 0) >= 1, "a whole number, at least 1")
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": _COUNT,
     "stop_after": _COUNT,
-    "logits_processor": (_are_callables, "a list of callables"),
-    "stopping_criteria": (_are_callables, "a list of callables"),
+    "logits_processor": _CALLABLES,
+    "stopping_criteria": _CALLABLES,
     "stop_token_ids": (lambda value: isinstance(value, Iterable), "a list of token ids"),
     "resume_from": (lambda value: isinstance(value, Sequence), "a list of token ids"),
-    "spans": (_are_spans, "a list of (start, end, document, offset)"),
-    "texts": (_are_texts, "a list of SourceText"),
+    "spans": (
+        _each(lambda s: isinstance(s, Sequence) and len(s) == 4 and None not in map(whole, s)),
+        "a list of (start, end, document, offset)",
+    ),
+    "texts": (_each(lambda text: isinstance(text, SourceText)), "a list of SourceText"),
     "on_read": (callable, "a function of two numbers"),
     "on_step": (callable, "a function of a number and a Step"),
     "tenant": (lambda value: isinstance(value, str), "a text"),
@@ -334,22 +332,15 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _check_kinds(options: Options, prompts: Sequence[Sequence[int]], alone: bool) -> None:
-    """Raise InputError for values of another kind, and for options of one text with several."""
-    least = min(map(len, prompts))
-    for name, (fits, expected) in _KINDS.items():
-        value = options.get(name)
-        if value is not None and not fits(value):
-            raise InputError(f"{name} is {value!r}; expected {expected}, or None.")
+def _check_together(options: Options, prompts: Sequence[Sequence[int]], alone: bool) -> None:
+    """Raise InputError for options that do not suit the prompts or their number."""
     if options.get("resume_from") is not None and not alone:
         raise InputError("got resume_from= with several texts; expected one prompt and n=1.")
     if len(prompts) > 1 and options.get("draft_prompt"):
         raise InputError(f"got draft_prompt= with {len(prompts)} prompts; expected one prompt.")
-    for span in options.get("spans") or ():
-        if not 0 <= span[0] <= span[1] <= least:
-            raise InputError(
-                f"spans has {span!r}; expected parts of the prompt, {pluralize(least, 'token')}."
-            )
+    spans, least = options.get("spans") or (), min(map(len, prompts))
+    if not all(0 <= start <= end <= least for start, end, *_ in spans):
+        raise InputError(f"spans is {spans!r}; expected parts of the prompt, 0 to {least} tokens.")
 
 
 def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:

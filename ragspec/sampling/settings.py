@@ -117,8 +117,7 @@ class Sampling:
 
     def _check_seed(self) -> None:
         seed: Any = _plain_number(self.seed)
-        listed = hasattr(seed, "ndim") or isinstance(seed, Sequence)
-        listed &= not isinstance(seed, (str, bytes))
+        listed = hasattr(seed, "__getitem__") and not isinstance(seed, (str, bytes, Mapping))
         seeds = tuple(seed) if listed else (seed,)
         if any(each is not None and whole(each) is None for each in seeds):
             raise SamplingError(

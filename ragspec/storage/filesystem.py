@@ -27,6 +27,13 @@ def unreadable(path: Path, error: OSError) -> StoreError:
     )
 
 
+def expect_path(path: object, what: str, expected: str = "a path") -> Path:
+    """Return a path; raise InputError for a value of another type."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"got {path!r} as {what}; expected {expected}.")
+    return Path(path)
+
+
 def read_file(path: Path) -> bytes:
     """Return the bytes of a file.
 

@@ -125,6 +125,8 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
         ModelError: It is no embedder, or it is damaged.
     """
     if not isinstance(name, str | Path):
+        if not hasattr(name, "encode"):
+            raise InputError(f"got {name!r} as embedder; expected a name, a path or an Embedder.")
         return name
     model = check_embedder(name)
     prints = "".join(fingerprint(model.folder))

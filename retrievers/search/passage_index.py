@@ -35,6 +35,7 @@ from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
 from ragspec.retrievers.search.reranker import RERANKED, Reranker, rerank
 from ragspec.retrievers.search.sparse import FILES, SparseIndex
 from ragspec.sampling.settings import checked_count
+from ragspec.storage.filesystem import expect_path
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, is_store, open_store, parsing, publish
 
@@ -308,7 +309,7 @@ class PassageIndex:
             StoreError: The index is missing, damaged, or made with another embedder. Errors of
                 `load_embedder` pass through.
         """
-        store = open_index(Path(path), verify)
+        store = open_index(expect_path(path, "the index"), verify)
         with parsing(Path(path)):
             return cls._read(store, embedder)
 

@@ -246,13 +246,19 @@ def test_arguments_of_another_type_are_refused_at_once(folder: Path, embedder: P
             qa.ask(question)  # type: ignore[arg-type]
     assert qa.ask("Which \ud83d is it?").question == "Which \ufffd is it?"
     wrong: Any
-    for wrong in ({"sampling": "hot"}, {"max_new_tokens": None}, {"foo": 1}):
-        with pytest.raises(InputError, match=r"expected|unknown option 'foo'"):
-            qa.ask("Which mountain did Hannibal cross?", **wrong)
+    wrong = {"sampling": "hot", "max_new_tokens": None, "foo": 1, "stream": 5, "on_search": 5}
+    for name, value in (wrong | {"refuse": "no", "texts": 5, "spans": [(0, 1, 0, 0)]}).items():
+        with pytest.raises(InputError, match=f"{value}.*expected|option 'foo'|got spans="):
+            qa.ask("Which mountain did Hannibal cross?", **{name: value})
     with pytest.raises(InputError, match=r"pass Sampling\(temperature=\.\.\.\)"):
         qa.ask("Which mountain did Hannibal cross?", temperature=1.0)
     with pytest.raises(InputError, match="expected a path"):
         DocQA.from_documents(5)  # type: ignore[arg-type]
+    for wrong in ({"prompt": 5}, {"prompt": b"x"}, {"embedder": 5}):
+        with pytest.raises(InputError, match=r"got .* as .*; expected a name"):
+            DocQA.from_documents(folder, **{"embedder": embedder, **wrong})
+    with pytest.raises(InputError, match="got None as the index; expected a path"):
+        DocQA.from_index(None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"Engine\.from_pretrained\('starter'\)"):
         DocQA.from_documents(folder, engine="starter", embedder=embedder)  # type: ignore[arg-type]
 

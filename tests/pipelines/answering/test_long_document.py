@@ -137,11 +137,12 @@ def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
         ({"engine": "starter"}, "expected an Engine"),
         ({"token_range": (9000, 9001)}, "begins behind the"),
         ({"prompt": "nothing"}, "nothing"),
+        *(({"path": path}, f"got {path} as the document; expected a path") for path in (5, None)),
     ],
 )
 def test_refuses_what_cannot_be_read(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        LongDocument.open(text_file(tmp_path), **{"engine": engine(), **options})
+        LongDocument.open(**{"path": text_file(tmp_path), "engine": engine(), **options})
 
 
 def test_an_engine_over_another_model_is_refused(selected: Path) -> None:

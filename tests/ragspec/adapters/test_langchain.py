@@ -120,8 +120,11 @@ def test_bad_input_is_reported_by_our_errors() -> None:
         chat().invoke(REQUESTS, temperatur=1)
     with pytest.raises(InputError, match="got tools"):
         chat().invoke(REQUESTS, tools=[{}])
-    with pytest.raises(InputError, match="among the documents"):
-        chat().invoke(REQUESTS, documents=[3])
+    with pytest.raises(ValueError, match="max_tokenz"):
+        chat(max_tokenz=5)
+    for document in (3, (), (1, 2, 3)):
+        with pytest.raises(InputError, match="among the documents"):
+            chat().invoke(REQUESTS, documents=[document])
     with pytest.raises(InputError, match="reads text"):
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
         chat().invoke([HumanMessage([image])])

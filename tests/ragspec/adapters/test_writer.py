@@ -163,9 +163,10 @@ def test_settings_by_the_names_of_hosts() -> None:
         ({"documents": "one text"}, "documents is"),
         ({"tenant": 3}, "tenant is"),
         ({"stop": 3}, "stop is"),
+        (5, "got the settings 5; expected a mapping"),
     ],
 )
-def test_settings_that_are_none_are_refused(inputs: dict[str, Any], error: str) -> None:
+def test_settings_that_are_none_are_refused(inputs: Any, error: str) -> None:
     with pytest.raises(InputError, match=error):
         read_settings(inputs)
 

@@ -91,10 +91,7 @@ def test_end_tokens_come_from_the_generation_config_first() -> None:
         ({"stop_token_ids": 3}, "stop_token_ids is 3"),
         *(({"texts": wrong}, "texts is .*; expected a list of SourceText") for wrong in (5, ["x"])),
         *(({"spans": wrong}, "spans is .*; expected a list of") for wrong in (5, [5], [(1, 2)])),
-        *(
-            ({"spans": [(*ends, 0, 0)]}, "expected parts of the prompt, 3 tok")
-            for ends in ((-1, 2), (2, 1), (0, 4))
-        ),
+        *(({"spans": [(*at, 0, 0)]}, "the prompt, 0 to 3") for at in ((-1, 2), (2, 1), (0, 4))),
         ({"logprobs": "x"}, "logprobs is 'x'"),
         ({"logprobs": 1.5}, "logprobs is 1.5"),
         ({"logprobs": 51}, "0 to 50"),
