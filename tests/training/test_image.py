@@ -61,7 +61,9 @@ def test_the_codebook_is_learnt_and_used(built_up: Path, monkeypatch: pytest.Mon
     tokenizer = trainer.tokenizer()
     assert torch.allclose(tokenizer.codebook(), trainer.book, atol=1e-6), "the trained book"
     assert len(tokenizer.encode(images).unique()) > 4
-    assert script.codes_in_use(tokenizer, [data.read_pictures(built_up, "tiles")]) <= 32
+    sets = [data.read_pictures(built_up, "tiles").part(torch.tensor([n])) for n in range(2)]
+    first, second = (set(tokenizer.encode(each.images).flatten().tolist()) for each in sets)
+    assert len(first) < script.codes_in_use(tokenizer, sets) == len(first | second)
 
 
 def test_tokenizer_resumes(built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +118,16 @@ def test_target_and_draft_learn(built_up: Path, monkeypatch: pytest.MonkeyPatch,
     for name in ("target", "draft"):
         assert lines[-1][name] < lines[0][name] - 0.5
     figures = trainer.measure()
-    assert 0 < figures["overlap"] <= 1 and 0 <= figures["agree"] <= 1
-    assert 0 < figures["entropy"] < 6.94
+    inputs = (*trainer.held.whole(), torch.tensor([False]))
+    target, draft = (
+        torch.distributions.Categorical(logits=each.logits(*inputs).detach())
+        for each in (trainer.target, trainer.draft)
+    )
+    overlap = 1 - (target.probs - draft.probs).abs().sum(-1) / 2
+    entropy = -(target.probs * target.logits).sum(-1)
+    expected = (entropy, overlap, (target.mode == draft.mode).float())
+    for name, each in zip(("entropy", "overlap", "agree"), expected, strict=True):
+        assert 0 < figures[name] == pytest.approx(float(each.mean()), 1e-4)
 
 
 def test_dropped_conditions_are_invisible(built_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_images_are_sampled_in_every_variant_on_the_same_seeds(
     assert rows[0]["equal_to_plain"] == rows[0]["ratio"] == 1.0
     if family is tiny_images:
         assert rows[1]["equal_to_plain"] == 1.0 and rows[1]["forwards"] <= rows[0]["forwards"]
-        assert rows[2]["tv_excess"] >= 0.0
+        assert rows[2]["tv_excess"] == pytest.approx(1 / 27), "one code of three pictures of nine"
 
 
 def test_variants_that_need_more_are_refused(folder: Path) -> None:

@@ -126,10 +126,10 @@ def test_a_predicted_answer_is_copied(index: str, model: str, capsys: Capture) -
 
 
 def test_trace_names_the_passages_that_drafts_came_from(
-    index: str, model: str, tmp_path: Path, capsys: Capture
+    index: str, tmp_path: Path, capsys: Capture
 ) -> None:
     trace = tmp_path / "trace.jsonl"
-    result = ask(capsys, index, model, "--trace", str(trace), "--compare", "--budget", "6")
+    result = ask(capsys, index, "starter", "--trace", str(trace), "--compare", "--budget", "6")
     assert result["compare"]["equal"] is True and result["report"]["drafted"] > 0
     header = json.loads(trace.read_text(encoding="utf-8").splitlines()[0])
     names = header["documents"]
@@ -139,8 +139,9 @@ def test_trace_names_the_passages_that_drafts_came_from(
     page = tmp_path / "page.html"
     assert main(["report", str(trace), "-o", str(page)]) == 0
     assert header["sentences"][0]["text"] in page.read_text()
-    for citation in header["citations"]:
-        assert PAGES[citation["document"]][citation["start"] : citation["end"]] == citation["text"]
+    (citation,) = header["citations"]
+    assert citation["matched_by"] == "draft" and citation["text"].startswith("The walk follows")
+    assert PAGES[citation["document"]][citation["start"] : citation["end"]] == citation["text"]
 
 
 def test_an_interrupt_keeps_the_answer_that_is_not_displayed(

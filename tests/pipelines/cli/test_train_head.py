@@ -62,8 +62,12 @@ def test_texts_become_a_head(model: str, texts: Path, tmp_path: Path, capsys: Ca
     figures = run(capsys, *small(model, texts, out))
     assert figures["steps"] == 4
     assert figures["texts"] == 3
-    assert 0.0 <= figures["agreement"] <= 1.0
-    loaded, _ = load_model(model)
+    loaded, tokenizer = load_model(model)
+    tokens = torch.tensor(tokenizer([tiny.TEXT[n : n + 32] for n in (0, 50, 100)])["input_ids"])
+    states, head = loaded.model(tokens).last_hidden_state.bfloat16().float(), open_head(out)
+    read = head(loaded.model.embed_tokens(tokens)[:, 1:], head.project(states[:, :-1])).read
+    ours, theirs = (loaded.lm_head(each).argmax(-1) for each in (read, states[:, 1:]))
+    assert figures["agreement"] == round(float((ours == theirs).float().mean()), 4) > 0.0
     engine = Engine(loaded, drafter=HeadDrafter(out, loaded, min_expected_gain=0.0), budget=4)
     result = engine.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     plain = Engine(loaded, drafter=None).generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
