@@ -189,7 +189,7 @@ class Scheduler:
                 # a tensor of the inference mode could not be written outside of it.
                 cast = torch.is_autocast_enabled(self.target.device.type)
                 as_is = as_loaded(self.target.device) if cast else nullcontext()
-                # The runtime's threads wait busily for its next forward and would slow torch's.
+                # Threads of torch and of the runtime would wait for each other.
                 alone = threads(1) if self.target.runtime == "onnx" else nullcontext()
                 with torch.inference_mode(False), torch.no_grad(), as_is, alone:
                     self._turn()

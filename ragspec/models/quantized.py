@@ -341,7 +341,6 @@ class Session:
         proto: The graph, in ONNX's format, or the file of one with its weights in files beside it.
         weights: Its external weights by name, contiguous and on the CPU.
         save: Where the graph is written, and its weights as the runtime packs them beside it.
-        spins: Whether its threads wait busily for the next run, which slows torch between runs.
     """
 
     def __init__(
@@ -349,13 +348,13 @@ class Session:
         proto: bytes | str,
         weights: Mapping[str, Tensor] = MappingProxyType({}),
         save: Path | None = None,
-        spins: bool = True,
     ) -> None:
         runtime = onnx_runtime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = thread_count()
         options.enable_cpu_mem_arena = False
-        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
+        # Its threads wait busily within a run; after it they would slow torch and other sessions.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         self.value: Callable[[Any], Any] = runtime.OrtValue.ortvalue_from_numpy
         self._held = [self.value(weight.numpy()) for weight in weights.values()]  # read in place
         if weights:
@@ -400,7 +399,7 @@ def _session(layer: BlockLinear) -> Session:
         [info("out", TensorProto.FLOAT, None)],
         [declared(name, weight) for name, weight in weights.items()],
     )
-    session = Session(serialized(graph), weights, spins=False)
+    session = Session(serialized(graph), weights)
     SESSIONS[layer] = layer.codes._version, session
     return session
 
