@@ -1,4 +1,6 @@
-"""Texts of ours, of llama.cpp and of OpenVINO on a CPU, taking turns: processor ms of a token.
+"""Texts of ours, of llama.cpp and of OpenVINO on a CPU, taking turns: ms of a token.
+
+Processor time with one thread; with several the clock's, as threads that wait busily take time too.
 
     OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/rivals.py [--prompts 4] [--threads 1]
         [--turns spec_bench/question_dev.jsonl]
@@ -7,7 +9,7 @@ llama.cpp and OpenVINO GenAI run the same weights as Q8_0 by the packages xllama
 openvino-genai, which are found or left out. Ours runs them as int8. Texts have 64 tokens, greedy,
 and each prompt is cached before the clock starts; the last group has 512 tokens of documents as
 prompts. The texts may part, as inputs are rounded in other ways. At last prompts of some lengths
-are read, in processor milliseconds of a token. `--turns` takes Spec-Bench's six categories instead;
+are read, in milliseconds of a token. `--turns` takes Spec-Bench's six categories instead;
 its last line has the means and the least of llama.cpp's time over that of `auto`.
 """
 
@@ -133,16 +135,18 @@ def ours(engine: Engine) -> Write:
     return write
 
 
-def reading(writers: dict[str, Write], rounds: int) -> dict[str, dict[str, float]]:
+def reading(
+    writers: dict[str, Write], rounds: int, clock: Callable[[], float]
+) -> dict[str, dict[str, float]]:
     """Return the milliseconds of a token of prompts, by their lengths; no two are alike."""
     times: dict[str, dict[str, list[float]]] = {name: {} for name in writers}
     generator = torch.Generator().manual_seed(0)
     for length in READ * rounds:
         for name, write in writers.items():
             text = torch.randint(1000, 40_000, (length,), generator=generator).tolist()
-            start = time.process_time()
+            start = clock()
             write(BenchItem("reading", "", tuple(text), 1), 1)
-            each = 1000.0 * (time.process_time() - start) / length
+            each = 1000.0 * (clock() - start) / length
             times[name].setdefault(f"{length}", []).append(each)
     return {name: {n: median(t) for n, t in each.items()} for name, each in times.items()}
 
@@ -176,6 +180,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    clock = time.process_time if options.threads == 1 else time.perf_counter
     engine = Engine.from_pretrained(options.model, dtype="int8", device="cpu")
     plain = Engine(engine.target, engine.tokenizer, None)
     writers = {"ragspec, plain": ours(plain), "ragspec, auto": ours(engine)}
@@ -196,14 +201,14 @@ def main() -> None:
             names = list(writers)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 writers[name](item, WARM)
-                start = time.process_time()
+                start = clock()
                 count = writers[name](item, NEW)
-                each = 1000.0 * (time.process_time() - start) / count
+                each = 1000.0 * (clock() - start) / count
                 times[name].setdefault(item.category, []).append(each)
     table = {name: {g: median(t) for g, t in groups.items()} for name, groups in times.items()}
     show(table)
     if options.turns is None:
-        show(reading({name: writers[name] for name in writers if "auto" not in name}, 3))
+        show(reading({name: writers[name] for name in writers if "auto" not in name}, 3, clock))
     elif (peer := PEERS["xllamacpp"][0]) in table:
         ratios = [table[peer][group] / time for group, time in table["ragspec, auto"].items()]
         print(f"{peer} over auto: mean {mean(ratios):.2f}, least {min(ratios):.2f}")
