@@ -44,6 +44,7 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "match": "ragspec.retrievers.methods.sam_decoding:MatchDrafter",
                 "suffix": "ragspec.retrievers.methods.suffix_decoding:SuffixDrafter",
                 "recycling": "ragspec.retrievers.methods.token_recycling:NeighbourDrafter",
+                "next-tokens": "ragspec.retrievers.methods.next_tokens:NextTokenDrafter",
                 "rest": "ragspec.retrievers.corpus.rest:RestDrafter",
                 "select": "ragspec.retrievers.methods.sam_decoding:Select",
                 "hierarchy": "ragspec.retrievers.methods.hierarchy_drafting:HierarchyDrafter",

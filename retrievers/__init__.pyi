@@ -6,6 +6,7 @@ from .knn.datastore import Datastore as Datastore
 from .methods.auto import AutoDrafter as AutoDrafter
 from .methods.context import ContextDrafter as ContextDrafter
 from .methods.hierarchy_drafting import HierarchyDrafter as HierarchyDrafter
+from .methods.next_tokens import NextTokenDrafter as NextTokenDrafter
 from .methods.ngrams import NGramDrafter as NGramDrafter
 from .methods.prompt_lookup import LookupDrafter as LookupDrafter
 from .methods.rapid import Rapid as Rapid

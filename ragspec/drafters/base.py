@@ -53,6 +53,7 @@ class DraftRequest:
         static: How the target runs steps of fixed shape, see `Engine`.
         owner: Whose text it is: what a drafter learns from one text it may use for others of the
             same owner. None if drafts may change the text, which must not depend on others then.
+        chains: The target verifies the likeliest path of a draft alone.
     """
 
     prompt: tuple[int, ...]
@@ -63,6 +64,7 @@ class DraftRequest:
     draft_prompt: tuple[int, ...] | None = None
     static: str = "off"
     owner: str | None = None
+    chains: bool = False
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from ragspec.drafters.method import Sources, build, describe
 from ragspec.errors import InputError
 from ragspec.models.quantized import INT8, weights_of
 from ragspec.models.vocabulary import check_vocabulary
+from ragspec.registry import resolve
 from ragspec.rules.base import Rule
 from ragspec.types import Tokenizer
 from ragspec.verification.causal import CausalTarget, Model
@@ -84,16 +85,26 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
     return joined if joined.kind in rule.accepts else drafter
 
 
-def with_head(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Drafter | None:
-    """Return "auto" with the model's draft head, if the rule can judge it."""
-    folder = target.head_folder
-    if drafter is None or drafter.name != "auto" or folder is None:
-        return drafter
-    from ragspec.drafters.heads.drafter import HeadDrafter
+def with_learned(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Drafter | None:
+    """Return "auto" with the model's table of next tokens and its draft head, if there are any.
 
-    joined = Fuse([*_flat(drafter), HeadDrafter(folder, target)], name=drafter.name)
-    lacking = target.capabilities.lacking(joined.needs)
-    return drafter if lacking or joined.kind not in rule.accepts else joined
+    The table takes the place of the choices that texts teach, which cost more and add little to it.
+    A head is left out if the rule cannot judge it.
+    """
+    if drafter is None or drafter.name != "auto":
+        return drafter
+    parts = list(_flat(drafter))
+    if target.next_tokens is not None:
+        parts = [each for each in parts if each.name != "recycling"]
+        parts.append(resolve("drafter", "next-tokens")(target.next_tokens))
+    if target.head_folder is not None:
+        from ragspec.drafters.heads.drafter import HeadDrafter
+
+        head = HeadDrafter(target.head_folder, target)
+        joined = Fuse([*parts, head], name=drafter.name)
+        if not target.capabilities.lacking(joined.needs) and joined.kind in rule.accepts:
+            return joined
+    return drafter if target.next_tokens is None else Fuse(parts, name=drafter.name)
 
 
 def model_drafter(

@@ -25,7 +25,7 @@ from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs, match
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.trees.operations import check, keep_best, merge
+from ragspec.trees.operations import check, keep_best, keep_paths, merge
 
 if TYPE_CHECKING:
     from ragspec.sampling.transform import Transform
@@ -250,7 +250,7 @@ class SourcesSession(DraftSession):
             Source(each, request, f" {count + 1}" if count else "")
             for each, count in zip(drafter.drafters, same, strict=True)
         ]
-        self._drafter = drafter
+        self._drafter, self._chains = drafter, request.chains
 
     @property
     def faults(self) -> dict[str, int]:
@@ -296,7 +296,10 @@ class FuseSession(SourcesSession):
             tree = source.propose(context, request) if request else DraftTree.empty()
             if len(tree):
                 parts[source] = tree
-        fused = self._merged(parts)
+        if self._chains and parts:
+            fused = max((keep_paths(each, 1) for each in parts.values()), key=_expected)
+        else:
+            fused = self._merged(parts)
         # The declared kind, even if only some of the sources proposed nodes.
         return replace(keep_best(fused, budget), kind=self._drafter.kind)
 
@@ -308,6 +311,11 @@ class FuseSession(SourcesSession):
     def _merged(self, parts: dict[Source, DraftTree]) -> DraftTree:
         """Return the trees of some sources as one."""
         return merge(parts.values())
+
+
+def _expected(tree: DraftTree) -> float:
+    """Return the expected accepted nodes of a path."""
+    return float(tree.accept_prob.sum())
 
 
 def as_kind(tree: DraftTree, kind: DraftKind) -> DraftTree:

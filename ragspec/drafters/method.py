@@ -20,6 +20,7 @@ NEEDS = {
     "store": "pass ragspec.retrievers.CorpusIndex.open(folder).drafter() in the place of the name",
     "draft model": "pass draft_model=, or ragspec.ModelDrafter(model) in the place of the name",
     "head": "pass ragspec.drafters.HeadDrafter(folder) in the place of the name",
+    "table": "pass ragspec.retrievers.NextTokenDrafter(file) in the place of the name",
 }
 
 

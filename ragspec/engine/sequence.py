@@ -136,6 +136,7 @@ class Sequence:
                 draft_prompt=request.draft_prompt,
                 static=parts.target.static,
                 owner=request.tenant if type(self.rule) is Walk else None,
+                chains=parts.target.chains,
             )
         )
         self.needs = drafter.needs

@@ -43,7 +43,7 @@ class CausalTarget(TargetModel):
         open_view: Makes a rule's view of the logits of one row.
         probed: The kinds of weights that were probed, None without a probe; see `probe_again`.
         known_cost: The cost of forwards as it was measured before, None if it was not.
-        head_folder: Folder of the model's draft head, None without one.
+        head_folder, next_tokens: The model's draft head, and its table; None without one.
         fixed_steps: Runs steps of fixed shape, None if the model does not support them.
     """
 
@@ -52,6 +52,7 @@ class CausalTarget(TargetModel):
     probed: frozenset[tuple[type, type, torch.dtype]] | None = None
     known_cost: ForwardCost | None = None
     head_folder: Path | None = None
+    next_tokens: Path | None = None
     fixed_steps: StepRunner | None = None
     refusal: str = ""  # why there are no steps of fixed shape
     detour: str = ""  # why forwards do not run on ONNX Runtime

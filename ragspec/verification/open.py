@@ -15,7 +15,7 @@ from ragspec.models.checks import check_runtime, check_static
 from ragspec.models.device import as_loaded, is_cuda, release_memory
 from ragspec.models.load import DeviceMap, load_model
 from ragspec.models.quantized import INT8, SESSIONS, stored_small
-from ragspec.models.resolve import head_folder
+from ragspec.models.resolve import head_folder, next_tokens_file
 from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.types import PreTrainedModel, Tokenizer
@@ -106,7 +106,8 @@ def load_target(
             del model, target
             gc.collect()  # they refer to themselves
             release_memory()
-    opened[0].head_folder = None if adapter is not None else head_folder(name)
+    if adapter is None:
+        opened[0].head_folder, opened[0].next_tokens = head_folder(name), next_tokens_file(name)
     return opened
 
 

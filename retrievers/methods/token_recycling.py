@@ -12,7 +12,7 @@ target's best tokens after them. Deviations:
 - The texts of one owner share a table, not all texts. A text that drafts may change has its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count
@@ -43,17 +43,11 @@ _LATE = 8  # steps without a draft that are learned together, which is faster
 Place = tuple[int, int, int]  # the last three tokens, the newest last; NOTHING if there are fewer
 
 
-class NeighbourRow(NamedTuple):
-    """The best tokens after a key, best first.
-
-    Attributes:
-        order: Number of tokens in the key, 1 to 3.
-        sure: Number of times in a row that the best token was confirmed, 0 to 4.
-    """
+class Neighbours(NamedTuple):
+    """The best tokens after a place, best first, and the chance of each."""
 
     tokens: list[int]
-    order: int
-    sure: int
+    chances: tuple[float, ...]
 
 
 class NeighbourTable:
@@ -77,14 +71,15 @@ class NeighbourTable:
         self.k = k
         self.orders = orders
         self.most = most
-        self._rows: dict[tuple[int, ...], NeighbourRow] = {}
+        # By key the best tokens, and how often in a row the first was confirmed, 0 to SUREST.
+        self._rows: dict[tuple[int, ...], tuple[list[int], int]] = {}
         self._lock = Lock()
 
-    def find(self, place: Place) -> NeighbourRow | None:
+    def find(self, place: Place) -> Neighbours | None:
         """Return the row of the longest known key at the end of the place, None without one."""
         for order in range(self.orders, 0, -1):
             if (row := self._rows.get(place[3 - order :])) is not None:
-                return row
+                return Neighbours(row[0], rank_rates(order, row[1], self.k))
         return None
 
     def learn(self, place: Place, best: list[int]) -> None:
@@ -95,11 +90,11 @@ class NeighbourTable:
                 if key[0] == NOTHING:
                     return
                 before, sure = self._rows.pop(key, None), 0
-                if before is not None and before.tokens[0] == best[0]:
-                    sure = min(before.sure + 1, SUREST)
+                if before is not None and before[0][0] == best[0]:
+                    sure = min(before[1] + 1, SUREST)
                 elif before is None and len(self._rows) >= self.most:
                     del self._rows[next(iter(self._rows))]
-                self._rows[key] = NeighbourRow(best, order, sure)
+                self._rows[key] = best, sure
 
     def learn_text(self, tokens: Iterable[int], top: Iterable[list[int]]) -> None:
         """Learn from consecutive tokens [T] and the target's best ones after each [T, k]."""
@@ -111,7 +106,12 @@ class NeighbourTable:
 
 @cache
 def rank_rates(order: int, sure: int, k: int) -> tuple[float, ...]:
-    """Return the probability of each rank of a row, decreasing [k]; see `NeighbourRow`."""
+    """Return the probability of each rank of a row, decreasing [k].
+
+    Args:
+        order: Tokens of its key, 1 to 3.
+        sure: How often in a row its best token was confirmed, 0 to 4.
+    """
     first = FIRST[order - 1][sure]
     shares = (OTHERS[min(rank, len(OTHERS) - 1)] for rank in range(k - 1))
     return first, *((1.0 - first) * share for share in shares)
@@ -175,16 +175,14 @@ class NeighbourSession(DraftSession):
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the at most `budget` likeliest nodes."""
         self._catch_up()
-        self._place = _last_place(context.tokens)
-        deepest = context.remaining - 1
-        if budget < 1 or deepest < 1:
-            return DraftTree.empty()
-        return self._grown(budget, deepest)
+        self._place = last_place(context.tokens)
+        name = NeighbourDrafter.name
+        return grow(self._table.find, self._place, budget, context.remaining - 1, name)
 
     def expected_acceptance(self, context: DraftContext) -> float:
         """Return the probability of the best token of the row after the last tokens."""
-        row = self._table.find(_last_place(context.tokens))
-        return 0.0 if row is None else rank_rates(row.order, row.sure, self._table.k)[0]
+        row = self._table.find(last_place(context.tokens))
+        return 0.0 if row is None else row.chances[0]
 
     def observe_prefill(self, prefill: Prefill) -> None:
         """Learn rows from the prompt."""
@@ -229,37 +227,51 @@ class NeighbourSession(DraftSession):
             place = (place[1], place[2], token)
         self._place = place
 
-    def _grown(self, budget: int, deepest: int) -> DraftTree:
-        """Follow the rows best first: a taken node adds its next sibling and its first child."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        accept_prob: list[float] = []
-        places = [self._place or (NOTHING,) * 3]
-        heap: list[tuple[float, int, int, int, int, float, list[int], tuple[float, ...]]] = []
-        number = count()
-        at, level, claim = ROOT, 1, 1.0
-        while True:
-            best = self._table.find(places[at - ROOT]) if level <= deepest else None
-            if best is not None:
-                row, chances = best.tokens, rank_rates(best.order, best.sure, self._table.k)
-                entry = (-claim * chances[0], next(number), at, level, 0, claim, row, chances)
-                heappush(heap, entry)
-            if not heap or len(tokens) == budget or heap[0][0] > -_FLOOR:
-                break
-            cost, _, parent, level, rank, above, row, chances = heappop(heap)
-            token = row[rank]
-            _, older, before = places[parent - ROOT]
-            places.append((older, before, token))
-            tokens.append(token)
-            parents.append(parent)
-            accept_prob.append(-cost)
-            if rank + 1 < len(row):
-                value = -above * chances[rank + 1]
-                heappush(heap, (value, next(number), parent, level, rank + 1, above, row, chances))
-            at, level, claim = len(tokens) - 1, level + 1, -cost
-        return DraftTree.build(tokens, parents, NeighbourDrafter.name, accept_prob=accept_prob)
+
+def grow(
+    find: Callable[[Place], Neighbours | None],
+    place: Place,
+    budget: int,
+    deepest: int,
+    name: str,
+    siblings: bool = True,
+) -> DraftTree:
+    """Follow rows from a place, best first: a taken node adds its next sibling and its first child.
+
+    Args:
+        place: The place of the root.
+        budget, deepest: Most nodes, and most levels.
+        name: Name of the source.
+        siblings: Whether more than the best token after a place is drafted.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    accept_prob: list[float] = []
+    places = [place]
+    heap: list[tuple[float, int, int, int, int, float, Neighbours]] = []
+    number = count()
+    at, level, claim = ROOT, 1, 1.0
+    while len(tokens) < budget:
+        best = find(places[at - ROOT]) if level <= deepest else None
+        if best is not None:
+            heappush(heap, (-claim * best.chances[0], next(number), at, level, 0, claim, best))
+        if not heap or heap[0][0] > -_FLOOR:
+            break
+        cost, _, parent, level, rank, above, row = heappop(heap)
+        token = row.tokens[rank]
+        _, older, before = places[parent - ROOT]
+        places.append((older, before, token))
+        tokens.append(token)
+        parents.append(parent)
+        accept_prob.append(-cost)
+        if siblings and rank + 1 < len(row.tokens):
+            value = -above * row.chances[rank + 1]
+            heappush(heap, (value, next(number), parent, level, rank + 1, above, row))
+        at, level, claim = len(tokens) - 1, level + 1, -cost
+    return DraftTree.build(tokens, parents, name, accept_prob=accept_prob)
 
 
-def _last_place(tokens: list[int]) -> Place:
+def last_place(tokens: list[int]) -> Place:
+    """Return the place after tokens."""
     older, before, last = ([NOTHING, NOTHING, *tokens[-3:]])[-3:]
     return older, before, last

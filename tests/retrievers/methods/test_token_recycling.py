@@ -17,7 +17,6 @@ from ragspec.retrievers.methods.token_recycling import (
     NOTHING,
     SUREST,
     NeighbourDrafter,
-    NeighbourRow,
     NeighbourTable,
     Place,
     rank_rates,
@@ -224,11 +223,11 @@ def test_a_row_is_surer_the_oftener_its_best_token_is_confirmed() -> None:
         one, two = table.find(place(2)), table.find(place(1, 2))
         assert one is not None
         assert two is not None
-        assert (one.order, two.order) == (1, 2)
-        assert one.sure == two.sure == min(times, SUREST)
+        sure = min(times, SUREST)
+        assert one.chances == rank_rates(1, sure, K) < two.chances == rank_rates(2, sure, K)
     table.learn(place(1, 2), [3, 4, 5])
-    assert table.find(place(1, 2)) == NeighbourRow([3, 4, 5], 2, 0)
-    assert table.find(place(2)) == NeighbourRow([3, 4, 5], 1, 0)
+    assert table.find(place(1, 2)) == ([3, 4, 5], rank_rates(2, 0, K))
+    assert table.find(place(2)) == ([3, 4, 5], rank_rates(1, 0, K))
 
 
 def test_rows_are_dropped_oldest_first() -> None:
