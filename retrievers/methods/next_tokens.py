@@ -15,7 +15,7 @@ import numpy as np
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.methods.token_recycling import Neighbours, Place, grow, last_place
+from ragspec.retrievers.methods.token_recycling import NeighbourRow, Place, grow, last_place
 from ragspec.storage.filesystem import unreadable
 from ragspec.trees.draft_tree import DraftTree
 
@@ -55,7 +55,7 @@ class NextTokenDrafter(Drafter):
             raise unreadable(Path(path), error) from error
         except (ValueError, IndexError, EOFError) as error:
             raise StoreError(
-                f"{path} holds no table of next tokens ({error}). Install ragspec again, or write "
+                f"{path} is damaged, or no table of next tokens. Install ragspec again, or write "
                 "the file with training/next_tokens.py."
             ) from error
         self.path, self.find = path, lru_cache(_RECENT)(self._find)
@@ -73,7 +73,7 @@ class NextTokenDrafter(Drafter):
             )
         return NextTokenSession(self, request.chains)
 
-    def _find(self, place: Place) -> Neighbours | None:
+    def _find(self, place: Place) -> NeighbourRow | None:
         """Return the row of the longest known key at the end of a place, None without one."""
         older, before, last = (token & MOST for token in place)
         key = older << 2 * BITS | before << BITS | last
@@ -82,7 +82,7 @@ class NextTokenDrafter(Drafter):
             if at < len(self._keys) and self._keys[at] == key:
                 row = self._rows[at]
                 chances = tuple(each / UNIT for each in row["chances"].tolist() if each)
-                return Neighbours(row["tokens"].tolist()[: len(chances)], chances)
+                return NeighbourRow(row["tokens"].tolist()[: len(chances)], chances)
             key |= MOST << BITS * shorter
         return None
 

@@ -43,7 +43,7 @@ _LATE = 8  # steps without a draft that are learned together, which is faster
 Place = tuple[int, int, int]  # the last three tokens, the newest last; NOTHING if there are fewer
 
 
-class Neighbours(NamedTuple):
+class NeighbourRow(NamedTuple):
     """The best tokens after a place, best first, and the chance of each."""
 
     tokens: list[int]
@@ -54,7 +54,7 @@ class NeighbourTable:
     """The k best next tokens after the last one to three tokens. Threads may share it.
 
     Args:
-        k: Neighbours of a key.
+        k: NeighbourRow of a key.
         orders: Tokens of the longest key, 1 (the paper's) to 3.
         most: Most rows; the least recently learned are dropped first.
 
@@ -75,11 +75,11 @@ class NeighbourTable:
         self._rows: dict[tuple[int, ...], tuple[list[int], int]] = {}
         self._lock = Lock()
 
-    def find(self, place: Place) -> Neighbours | None:
+    def find(self, place: Place) -> NeighbourRow | None:
         """Return the row of the longest known key at the end of the place, None without one."""
         for order in range(self.orders, 0, -1):
             if (row := self._rows.get(place[3 - order :])) is not None:
-                return Neighbours(row[0], rank_rates(order, row[1], self.k))
+                return NeighbourRow(row[0], rank_rates(order, row[1], self.k))
         return None
 
     def learn(self, place: Place, best: list[int]) -> None:
@@ -123,7 +123,7 @@ class NeighbourDrafter(Drafter):
     Args:
         table: A table that all texts share. Its drafts reveal other texts, so it must serve one
             party only. None gives every owner of texts a table; the one unused for longest goes.
-        k: Neighbours per token of such a table.
+        k: NeighbourRow per token of such a table.
         orders: Longest key of such a table, in tokens.
         reads_prompt: Learn from the prompt too; the prefill then ranks tokens at each position.
     """
@@ -229,14 +229,14 @@ class NeighbourSession(DraftSession):
 
 
 def grow(
-    find: Callable[[Place], Neighbours | None],
+    find: Callable[[Place], NeighbourRow | None],
     place: Place,
     budget: int,
     deepest: int,
     name: str,
     siblings: bool = True,
 ) -> DraftTree:
-    """Follow rows from a place, best first: a taken node adds its next sibling and its first child.
+    """Follow rows; a node that is taken, best first, offers its next sibling and its first child.
 
     Args:
         place: The place of the root.
@@ -248,7 +248,7 @@ def grow(
     parents: list[int] = []
     accept_prob: list[float] = []
     places = [place]
-    heap: list[tuple[float, int, int, int, int, float, Neighbours]] = []
+    heap: list[tuple[float, int, int, int, int, float, NeighbourRow]] = []
     number = count()
     at, level, claim = ROOT, 1, 1.0
     while len(tokens) < budget:

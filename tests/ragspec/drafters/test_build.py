@@ -80,7 +80,8 @@ def test_names_that_nothing_answers_to() -> None:
 
 @pytest.mark.parametrize("name", NAMES["drafter"])
 def test_a_name_alone_gives_a_drafter_or_says_what_is_missing(name: str) -> None:
-    needs = {"rest": "store", "head": "head", "rapid": "model", "model": "model", "fused": "model"}
+    needs = {"rest": "store", "head": "head", "next-tokens": "table"}
+    needs |= dict.fromkeys(("rapid", "model", "fused"), "model")
     refusal = pytest.raises(errors.InputError, match=f"{name}' got no .*{needs.get(name)}; ")
     with refusal if name in needs else nullcontext():
         assert build(name).drafters

@@ -62,6 +62,14 @@ def test_the_best_nodes_of_all_sources_are_preserved() -> None:
     assert tree.accept_prob[0] == np.float32(0.95)
 
 
+def test_where_paths_are_verified_the_best_path_of_a_source_is_drafted() -> None:
+    fork = DraftTree.build([1, 2, 3], [-1, -1, 0], "fork", accept_prob=[0.6, 0.4, 0.3])
+    for claims, best in (([0.5, 0.4, 0.3], [4, 5, 6]), ([0.5, 0.2, 0.1], [1, 3])):
+        sources = [Fixed(fork, "fork"), Fixed(chain([4, 5, 6], "long", claims), "long")]
+        session = Fuse(sources).open(replace(REQUEST, chains=True))
+        assert session.propose(PLACE, 4).tokens.tolist() == best
+
+
 def test_a_single_drafter_keeps_its_kind_and_its_distribution() -> None:
     q = torch.ones(3, 20, dtype=torch.float64) / 20
     sample = DraftTree.chain([3, 4], "m", kind=DraftKind.SAMPLED, q=q)

@@ -110,13 +110,14 @@ def published(
     """Return the name of a fetched model with a head of its own."""
     monkeypatch.setattr(form, "LEAST_WEIGHTS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = resolve.fetched_folder("smollm2")
+    monkeypatch.setattr(resolve, "PUBLISHED", {"tiny": resolve.PUBLISHED["smollm2"]})
+    folder = resolve.fetched_folder("tiny")
     copy.deepcopy(tiny.model("llama", tie_word_embeddings=True, **SIZES)).save_pretrained(folder)
     tiny.bpe_tokenizer(V).save_pretrained(folder)
     heads = cache_directory() / "heads"
     heads.mkdir()
-    write(heads / "smollm2", request.param)
-    return "smollm2"
+    write(heads / "tiny", request.param)
+    return "tiny"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

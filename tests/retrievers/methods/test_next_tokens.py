@@ -1,0 +1,116 @@
+"""Tables of next tokens, and `auto` over a model that brings one."""
+
+import copy
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ragspec import Engine, Sampling
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.errors import InputError, StoreError
+from ragspec.retrievers import NextTokenDrafter
+from ragspec.retrievers.methods.next_tokens import BITS, LONGEST, MOST
+from tests.support import tiny
+from tests.support.identities import PROMPTS
+
+Rows = Mapping[tuple[int, ...], Mapping[int, int]]
+ROWS = {
+    (5,): {1: 200, 2: 30},
+    (9,): {8: 90},
+    (4, 5): {3: 150, 6: 100, 7: 5},
+    (3, 4, 5): {9: 128, 1: 64},
+}
+
+
+def write(path: Path, rows: Rows, size: str = "<u2") -> Path:
+    """Write a table, its chances in 1/255, and return its path."""
+    fields = [("key", "<u8"), ("tokens", size, (4,)), ("chances", "u1", (4,))]
+    table = np.zeros(len(rows), fields)
+    for row, (key, best) in zip(table, rows.items(), strict=True):
+        for token in (*[MOST] * (LONGEST - len(key)), *key):
+            row["key"] = int(row["key"]) << BITS | token
+        row["tokens"][: len(best)], row["chances"][: len(best)] = [*best], [*best.values()]
+    np.save(path, np.sort(table, order="key"))
+    return path
+
+
+def drafted(drafter: NextTokenDrafter, text: Sequence[int], nodes: int, chains: bool) -> list[int]:
+    session = drafter.open(DraftRequest(tuple(text), 10, chains=chains))
+    tree = session.propose(DraftContext([*text], len(text), 50), nodes)
+    assert (np.diff(tree.accept_prob) <= 0).all()
+    assert not chains or tree.parents.tolist() == list(range(-1, len(tree) - 1))
+    return [*map(int, tree.tokens)]
+
+
+@pytest.mark.parametrize("size", ["<u2", "<u4"])
+def test_the_longest_known_key_drafts_the_likeliest_first(tmp_path: Path, size: str) -> None:
+    drafter = NextTokenDrafter(write(tmp_path / "table.npy", ROWS, size))
+    for each in (drafter, copy.deepcopy(drafter), pickle.loads(pickle.dumps(drafter))):
+        assert drafted(each, [0, 3, 4, 5], 4, False) == [9, 1, 8]  # 8 follows 9
+        assert drafted(each, [0, 3, 4, 5], 4, True) == [9, 8]
+    for text, best in (
+        ([4, 5], [3, 6, 7]),
+        ([7, 4, 5], [3, 6, 7]),
+        ([5], [1, 2]),
+        ([3, 7, 5], [1, 2]),
+    ):
+        assert drafted(drafter, text, 9, False) == best
+        session = drafter.open(DraftRequest((), 10))
+        chance = session.expected_acceptance(DraftContext(text, 1, 50))
+        assert chance == ROWS[(4, 5) if text[-2:] == [4, 5] else (5,)][best[0]] / 255
+    assert drafted(drafter, [4, 5, 0], 9, False) == drafted(drafter, [5], 0, False) == []
+
+
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: None,
+    "text": lambda path: path.write_text("not a table"),
+    "numbers": lambda path: np.save(path, np.zeros(3)),
+    "objects": lambda path: np.save(path, np.array([{}], object), allow_pickle=True),
+    "empty": lambda path: write(path, {}),
+    "cut": lambda path: path.write_bytes(write(path, ROWS).read_bytes()[:-9]),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_damaged_table_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "table.npy"
+    BROKEN[kind](path)
+    with pytest.raises(StoreError, match=r"table.npy is .* again"):
+        NextTokenDrafter(path)
+
+
+def test_a_table_of_another_model_is_refused(tmp_path: Path) -> None:
+    drafter = NextTokenDrafter(write(tmp_path / "table.npy", ROWS))
+    with pytest.raises(StoreError, match="has 10 token ids, the model 9"):
+        drafter.open(DraftRequest((1,), 9))
+    with pytest.raises(InputError, match="expected the path"):
+        NextTokenDrafter()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_auto_drafts_from_the_table_of_a_model(tmp_path: Path, dtype: str) -> None:
+    folder = tmp_path / "model"
+    plain = Engine.from_pretrained(tiny.save(folder), drafter=None, dtype=dtype)
+    settings = [Sampling(seed=1), Sampling(temperature=0.7, seed=2)]
+    expected = [plain.generate(PROMPTS, each, max_new_tokens=20) for each in settings]
+    rows: dict[tuple[int, ...], dict[int, int]] = {}
+    for prompt, result in zip(PROMPTS, expected[0], strict=True):
+        text = [*prompt, *result.tokens]
+        for end in range(len(prompt), len(text)):
+            rows.setdefault(tuple(text[end - 3 : end]), {text[end]: 250})
+    write(folder / "next_tokens.npy", rows)
+    engine = Engine.from_pretrained(folder, dtype=dtype, budget=4)
+    assert engine.drafter is not None
+    assert [each.name for each in engine.drafter.drafters] == ["context", "next-tokens"]
+    for each, texts in zip(settings, expected, strict=True):
+        engine.prefix_cache.clear()
+        results = engine.generate(PROMPTS, each, max_new_tokens=20)
+        assert [result.tokens for result in results] == [text.tokens for text in texts]
+    alone = engine.generate(PROMPTS[0], settings[0], max_new_tokens=20)
+    assert alone.tokens == expected[0][0].tokens
+    assert len(alone.steps) < 10
+    sources = {step.tree.sources[i] for step in alone.steps for i in step.tree.source}
+    assert "next-tokens" in sources
