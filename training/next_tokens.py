@@ -26,7 +26,8 @@ from ragspec.models.load import load_model
 from ragspec.retrievers.methods.next_tokens import BITS, LONGEST, MOST, UNIT
 from ragspec.verification.causal import CausalTarget
 
-BEST = 8  # tokens of a place, and of a row
+BEST = 8  # tokens of a place
+WIDTH = 6  # tokens of a row in the file
 MIXED = 3.0  # places at which a key and the shorter one weigh the same
 CHUNK = 512  # places whose logits are computed at once
 Ints = npt.NDArray[np.int64]
@@ -103,9 +104,10 @@ def table_of(places: Places, least: int) -> npt.NDArray[np.void]:
         parts.append((names, tokens, mean))
     names, tokens, mean = (np.concatenate(each) for each in zip(*parts, strict=True))
     size = "<u2" if tokens.max() < 1 << 16 else "<u4"
-    fields = [("key", "<u8"), ("tokens", size, (BEST,)), ("chances", "u1", (BEST,))]
+    fields = [("key", "<u8"), ("tokens", size, (WIDTH,)), ("chances", "u1", (WIDTH,))]
     table = np.zeros(len(names), fields)
-    table["key"], table["tokens"], table["chances"] = names, tokens, np.rint(UNIT * mean)
+    table["key"], table["tokens"] = names, tokens[:, :WIDTH]
+    table["chances"] = np.rint(UNIT * mean[:, :WIDTH])
     return np.sort(table[table["chances"][:, 0] > 0], order="key")
 
 

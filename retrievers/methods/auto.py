@@ -17,7 +17,8 @@ class AutoDrafter(Fuse):
     """Fuses the context, then the stores' drafters, then the target's second choices.
 
     Second choices are learned only while decoding, from all texts of an owner: for the prompt they
-    would cost the prefill a pass of the output head over every token.
+    would cost the prefill a pass of the output head over every token. A table of next tokens that
+    the model brings takes their place (see `drafters.build`).
     """
 
     method = Method(
