@@ -7,8 +7,9 @@ declares its sources and needs (see `drafters.method`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import GLOBAL, Sources, listed
@@ -16,9 +17,12 @@ from ragspec.errors import InputError
 from ragspec.pipelines.console import checks
 from ragspec.types import PreTrainedModel, Tokenizer
 
+if TYPE_CHECKING:
+    from ragspec.verification.causal import CausalTarget
+
 
 def compose(
-    drafter: str | Sequence[str] | None, sources: Sources, model: Any = None
+    drafter: str | Sequence[str] | None, sources: Sources, target: CausalTarget | None = None
 ) -> list[Drafter]:
     """Return drafters over the sources that they use, for an engine to fuse.
 
@@ -26,7 +30,7 @@ def compose(
 
     Args:
         drafter: A method, the folder of a draft head, several; None or "none" for plain decoding.
-        model: The target, for draft heads.
+        target: For draft heads and its table of next tokens.
 
     Raises:
         InputError: No method uses the store, or one lacks a source; also those of `HeadDrafter`.
@@ -44,7 +48,9 @@ def compose(
         checks.check_stored(names, stored)
     for need in checks.OPTION_OF_NEED:
         checks.check_need(need, names, need in sources.available())
-    return build_all([n if n in methods else HeadDrafter(n, model) for n in names], sources)
+    if target is not None:
+        sources = replace(sources, table=target.next_tokens)
+    return build_all([n if n in methods else HeadDrafter(n, target) for n in names], sources)
 
 
 def open_sources(

@@ -136,7 +136,7 @@ class Serving:
             if name not in methods and names != self.default[0]:
                 raise UnknownNameError(unknown("drafter", name, ["none", *sorted(methods)]))
         chosen = [name for name in names if name != "model"]
-        drafters = compose(chosen, Sources(), self.engine.model)
+        drafters = compose(chosen, Sources(), self.engine.target)
         drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         return self.engine.with_drafter([*drafters, *self._draft_models], budget)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,7 +13,6 @@ from ragspec.drafters.method import Sources, build, describe
 from ragspec.errors import InputError
 from ragspec.models.quantized import INT8, weights_of
 from ragspec.models.vocabulary import check_vocabulary
-from ragspec.registry import resolve
 from ragspec.rules.base import Rule
 from ragspec.types import Tokenizer
 from ragspec.verification.causal import CausalTarget, Model
@@ -42,9 +42,10 @@ def build_drafter(
     """
     several = isinstance(drafter, Sequence) and not isinstance(drafter, str)
     requests: Any = drafter if several else [] if drafter is None else [drafter]
-    inputs = Sources()
+    inputs = Sources(table=target.next_tokens)
     if draft_model is not None:
-        inputs = Sources(draft_model=model_drafter(draft_model, tokenizer, target).model)
+        draft = model_drafter(draft_model, tokenizer, target).model
+        inputs = replace(inputs, draft_model=draft)
     sources = build_all(requests, inputs)
     for source in sources:
         source.fits(target, tokenizer)
@@ -85,26 +86,16 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
     return joined if joined.kind in rule.accepts else drafter
 
 
-def with_learned(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Drafter | None:
-    """Return "auto" with the model's table of next tokens and its draft head, if there are any.
-
-    The table takes the place of the choices that texts teach, which cost more and add little to it.
-    A head is left out if the rule cannot judge it.
-    """
-    if drafter is None or drafter.name != "auto":
+def with_head(drafter: Drafter | None, target: CausalTarget, rule: Rule) -> Drafter | None:
+    """Return "auto" with the model's draft head, if the rule can judge it."""
+    folder = target.head_folder
+    if drafter is None or drafter.name != "auto" or folder is None:
         return drafter
-    parts = list(_flat(drafter))
-    if target.next_tokens is not None:
-        parts = [each for each in parts if each.name != "recycling"]
-        parts.append(resolve("drafter", "next-tokens")(target.next_tokens))
-    if target.head_folder is not None:
-        from ragspec.drafters.heads.drafter import HeadDrafter
+    from ragspec.drafters.heads.drafter import HeadDrafter
 
-        head = HeadDrafter(target.head_folder, target)
-        joined = Fuse([*parts, head], name=drafter.name)
-        if not target.capabilities.lacking(joined.needs) and joined.kind in rule.accepts:
-            return joined
-    return drafter if target.next_tokens is None else Fuse(parts, name=drafter.name)
+    joined = Fuse([*_flat(drafter), HeadDrafter(folder, target)], name=drafter.name)
+    lacking = target.capabilities.lacking(joined.needs)
+    return drafter if lacking or joined.kind not in rule.accepts else joined
 
 
 def model_drafter(

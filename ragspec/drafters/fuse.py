@@ -296,12 +296,8 @@ class FuseSession(SourcesSession):
             tree = source.propose(context, request) if request else DraftTree.empty()
             if len(tree):
                 parts[source] = tree
-        if self._chains and parts:
-            fused = max((keep_paths(each, 1) for each in parts.values()), key=_expected)
-        else:
-            fused = self._merged(parts)
         # The declared kind, even if only some of the sources proposed nodes.
-        return replace(keep_best(fused, budget), kind=self._drafter.kind)
+        return as_kind(keep_best(self._merged(parts), budget), self._drafter.kind)
 
     def expected_acceptance(self, context: DraftContext) -> float | None:
         """Return the largest estimate of the sources; None if none has one."""
@@ -309,13 +305,11 @@ class FuseSession(SourcesSession):
         return max((each for each in expectations if each is not None), default=None)
 
     def _merged(self, parts: dict[Source, DraftTree]) -> DraftTree:
-        """Return the trees of some sources as one."""
-        return merge(parts.values())
-
-
-def _expected(tree: DraftTree) -> float:
-    """Return the expected accepted nodes of a path."""
-    return float(tree.accept_prob.sum())
+        """Return the trees of some sources as one, or the best path of any of them."""
+        if not self._chains or not parts:
+            return merge(parts.values())
+        paths = [keep_paths(tree, 1) for tree in parts.values()]
+        return max(paths, key=lambda path: float(path.accept_prob.sum()))
 
 
 def as_kind(tree: DraftTree, kind: DraftKind) -> DraftTree:

@@ -7,6 +7,7 @@ only this descriptor and one line in `registry`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ragspec.drafters.base import Drafter
@@ -20,7 +21,7 @@ NEEDS = {
     "store": "pass ragspec.retrievers.CorpusIndex.open(folder).drafter() in the place of the name",
     "draft model": "pass draft_model=, or ragspec.ModelDrafter(model) in the place of the name",
     "head": "pass ragspec.drafters.HeadDrafter(folder) in the place of the name",
-    "table": "pass ragspec.retrievers.NextTokenDrafter(file) in the place of the name",
+    "table": "a model with a file next_tokens.npy in its folder, such as smollm2",
 }
 
 
@@ -32,6 +33,7 @@ class Sources:
         corpus: A store of text, with a method `drafter(scope, **options)`.
         history: Such a store of the model's own answers.
         draft_model: A smaller transformers model.
+        table: The file of the target's table of next tokens.
         scope: Scope of the stores to draft from, in addition to global text.
         top_k_feedback: Whether steps include the target's best tokens, not tokens alone.
     """
@@ -39,6 +41,7 @@ class Sources:
     corpus: Any = None
     history: Any = None
     draft_model: Any = None
+    table: Path | None = None
     scope: str = GLOBAL
     top_k_feedback: bool = True
 
@@ -54,7 +57,8 @@ class Sources:
     def available(self) -> set[str]:
         """Return the names of the sources, as in `Method.needs`."""
         stores = {"store"} if self.corpus is not None or self.history is not None else set()
-        return stores | ({"draft model"} if self.draft_model is not None else set())
+        stores |= {"draft model"} if self.draft_model is not None else set()
+        return stores | ({"table"} if self.table is not None else set())
 
 
 @dataclass(frozen=True, slots=True)

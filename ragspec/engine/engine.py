@@ -18,7 +18,7 @@ from torch import Tensor
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.forward_cost import ForwardCost
 from ragspec.budget.goodput import make_budget
-from ragspec.drafters.build import DrafterSpec, DraftModel, build_drafter, with_learned
+from ragspec.drafters.build import DrafterSpec, DraftModel, build_drafter, with_head
 from ragspec.drafters.fuse import match_drafter, required_transform
 from ragspec.engine.handle import RequestHandle, Stream, call_or_warn
 from ragspec.engine.kv_memory import KvMemory
@@ -347,7 +347,7 @@ class Engine:
         self.budget = make_budget(budget)
         rule = "walk" if rule is None else rule
         self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
-        self.drafter = with_learned(built, self.target, self.rule)
+        self.drafter = with_head(built, self.target, self.rule)
         self._transform = required_transform(self.drafter)
         name = f"rule {self.rule.name!r}"
         offered = replace(self.target.capabilities, kinds=self.rule.accepts, judge=name)

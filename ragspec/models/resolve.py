@@ -125,20 +125,17 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
 def head_folder(name: str | Path) -> Path | None:
     """Return the folder of a fetched model's draft head in the cache, None without one."""
     folder = cache_directory() / "heads" / str(name)
-    return folder if folder.is_dir() and _is_fetched(name) else None
+    whole = str(name) in PUBLISHED and folder.is_dir()
+    return folder if whole and resolve_model(name).origin is ModelOrigin.FETCHED else None
 
 
 def next_tokens_file(name: str | Path) -> Path | None:
-    """Return the table of next tokens of a fetched model, or in a model's folder; else None."""
-    file = Path(name) / "next_tokens.npy"
-    if _is_fetched(name):
+    """Return the table of next tokens that comes with a model, None without one."""
+    model = resolve_model(name)
+    file = model.folder / "next_tokens.npy"
+    if model.origin is ModelOrigin.FETCHED:
         file = Path(__file__).with_name("next_tokens") / f"{name}.npy"
     return file if file.is_file() else None
-
-
-def _is_fetched(name: str | Path) -> bool:
-    published = str(name) in PUBLISHED
-    return published and resolve_model(name).origin is ModelOrigin.FETCHED
 
 
 def fetched_folder(name: str) -> Path:

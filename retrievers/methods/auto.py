@@ -6,10 +6,13 @@ sequence corrects the claims of each source and uses costly ones only if they pa
 `budget.goodput`).
 """
 
+from pathlib import Path
+
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Method
 from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.next_tokens import NextTokenDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 
 
@@ -18,19 +21,25 @@ class AutoDrafter(Fuse):
 
     Second choices are learned only while decoding, from all texts of an owner: for the prompt they
     would cost the prefill a pass of the output head over every token. A table of next tokens that
-    the model brings takes their place (see `drafters.build`).
+    comes with the model takes their place: they cost more and add little to it.
     """
 
     method = Method(
         "all available sources in one tree",
         "ours",
         make=lambda sources: [
-            AutoDrafter(*sources.past(), top_k_feedback=sources.top_k_feedback),
+            AutoDrafter(
+                *sources.past(), top_k_feedback=sources.top_k_feedback, table=sources.table
+            ),
             *sources.models(),
         ],
-        uses=frozenset({"store", "draft model"}),
+        uses=frozenset({"store", "draft model", "table"}),
     )
 
-    def __init__(self, *stores: Drafter, top_k_feedback: bool = True) -> None:
-        learned = [NeighbourDrafter(reads_prompt=False)] if top_k_feedback else []
+    def __init__(
+        self, *stores: Drafter, top_k_feedback: bool = True, table: Path | None = None
+    ) -> None:
+        learned: list[Drafter] = [NeighbourDrafter(reads_prompt=False)] if top_k_feedback else []
+        if table is not None:
+            learned = [NextTokenDrafter(table)]
         super().__init__([ContextDrafter(), *stores, *learned], name="auto")

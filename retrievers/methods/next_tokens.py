@@ -9,14 +9,16 @@ learns nothing from a text, so it cannot reveal another.
 from bisect import bisect_left
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
-from ragspec.errors import InputError, StoreError
+from ragspec.errors import StoreError
 from ragspec.retrievers.methods.token_recycling import NeighbourRow, Place, grow, last_place
-from ragspec.storage.filesystem import unreadable
+from ragspec.storage.filesystem import expect_path, unreadable
 from ragspec.trees.draft_tree import DraftTree
 
 LONGEST = 3  # tokens of a key
@@ -27,7 +29,7 @@ _RECENT = 1 << 13  # places that are looked up once
 
 
 class NextTokenDrafter(Drafter):
-    """Drafts from a table in a file, which is mapped.
+    """Drafts from a table in a file.
 
     The file is an array of NumPy with the fields key u64, ascending; tokens [K], best first; and
     their chances u8 [K] in 1/255, 0 behind the last.
@@ -36,41 +38,53 @@ class NextTokenDrafter(Drafter):
         path: The file.
 
     Raises:
-        InputError: Without a file.
-        StoreError: It cannot be read, or holds something else.
+        StoreError: The file cannot be read, or holds something else.
     """
 
-    method = Method("a table of next tokens", "N-Grammys", needs=frozenset({"table"}), listed=False)
+    method = Method(
+        "the model's usual next tokens",
+        "N-Grammys",
+        make=lambda sources: NextTokenDrafter(sources.table),
+        needs=frozenset({"table"}),
+        listed=False,
+    )
     name = "next-tokens"
 
-    def __init__(self, path: Path | str | None = None) -> None:
-        if path is None:
-            raise InputError("got no table; expected the path of its file.")
+    def __init__(self, path: Path | str | None) -> None:
+        self.path = expect_path(path, "a table of next tokens").absolute()
         try:
-            self._rows = np.load(path, mmap_mode="r")
-            self._keys = memoryview(np.ascontiguousarray(self._rows["key"]).data)
-            self._size = int(self._rows["tokens"].max()) + 1
-            self._rows["chances"].shape[1]
+            with self.path.open("rb") as file:
+                rows = np.lib.format.read_array(file)
+            self._tokens, self._chances = rows["tokens"], rows["chances"]
+            keys = np.ascontiguousarray(rows["key"])
+            sound = _are_sound(keys, self._tokens, self._chances)
         except OSError as error:
-            raise unreadable(Path(path), error) from error
-        except (ValueError, IndexError, EOFError) as error:
+            raise unreadable(self.path, error) from error
+        except Exception:  # whatever a damaged header leads to
+            sound = False
+        if not sound:
             raise StoreError(
-                f"{path} is damaged, or no table of next tokens. Install ragspec again, or write "
-                "the file with training/next_tokens.py."
-            ) from error
-        self.path, self.find = path, lru_cache(_RECENT)(self._find)
+                f"{self.path} is damaged, or no table of next tokens. Install ragspec again, or "
+                "write the file with training/next_tokens.py."
+            )
+        self._keys, self._size = memoryview(keys.data), int(self._tokens.max()) + 1
+        self.find = lru_cache(_RECENT)(self._find)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle the path."""
         return type(self), (self.path,)
 
-    def open(self, request: DraftRequest) -> "NextTokenSession":
-        """Return a session; raise StoreError if the model lacks token ids of the table."""
-        if self._size > request.vocab_size:
+    def fits(self, model: object = None, tokenizer: object = None) -> None:
+        """Raise StoreError if the model, an engine's target, lacks token ids of the table."""
+        size = getattr(model, "vocab_size", self._size)
+        if self._size > size:
             raise StoreError(
-                f"{self.path} has {self._size} token ids, the model {request.vocab_size}; expected "
-                "a table of this model."
+                f"{self.path} has {self._size} token ids, the model {size}; expected a table of "
+                "this model."
             )
+
+    def open(self, request: DraftRequest) -> "NextTokenSession":
+        """Return a session, which keeps no text."""
         return NextTokenSession(self, request.chains)
 
     def _find(self, place: Place) -> NeighbourRow | None:
@@ -80,11 +94,19 @@ class NextTokenDrafter(Drafter):
         for shorter in reversed(range(LONGEST)):
             at = bisect_left(self._keys, key)
             if at < len(self._keys) and self._keys[at] == key:
-                row = self._rows[at]
-                chances = tuple(each / UNIT for each in row["chances"].tolist() if each)
-                return NeighbourRow(row["tokens"].tolist()[: len(chances)], chances)
+                chances = tuple(each / UNIT for each in self._chances[at].tolist() if each)
+                return NeighbourRow(self._tokens[at].tolist()[: len(chances)], chances)
             key |= MOST << BITS * shorter
         return None
+
+
+def _are_sound(keys: NDArray[Any], tokens: NDArray[Any], chances: NDArray[Any]) -> bool:
+    """Return whether the fields of a table have their types, shapes and orders."""
+    kinds = keys.dtype == "<u8" and tokens.dtype in ("<u2", "<u4") and chances.dtype == "u1"
+    shapes = keys.ndim == 1 and len(keys) > 0 and tokens.ndim == 2 and tokens.shape == chances.shape
+    rising = bool((keys[1:] > keys[:-1]).all())
+    falling = bool((chances[:, 1:] <= chances[:, :-1]).all() and (chances[:, 0] > 0).all())
+    return kinds and shapes and rising and falling
 
 
 class NextTokenSession(DraftSession):

@@ -54,7 +54,7 @@ class NeighbourTable:
     """The k best next tokens after the last one to three tokens. Threads may share it.
 
     Args:
-        k: NeighbourRow of a key.
+        k: Neighbours of a key.
         orders: Tokens of the longest key, 1 (the paper's) to 3.
         most: Most rows; the least recently learned are dropped first.
 
@@ -123,7 +123,7 @@ class NeighbourDrafter(Drafter):
     Args:
         table: A table that all texts share. Its drafts reveal other texts, so it must serve one
             party only. None gives every owner of texts a table; the one unused for longest goes.
-        k: NeighbourRow per token of such a table.
+        k: Neighbours per token of such a table.
         orders: Longest key of such a table, in tokens.
         reads_prompt: Learn from the prompt too; the prefill then ranks tokens at each position.
     """

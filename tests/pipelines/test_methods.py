@@ -12,8 +12,9 @@ from ragspec.drafters.heads.files import save_head
 from ragspec.drafters.method import Sources, build, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelNotFoundError, StoreError, UnknownNameError
-from ragspec.pipelines.console.checks import NEEDS, STORED
+from ragspec.pipelines.console.checks import NEEDS, STORED, UNLISTED
 from ragspec.pipelines.methods import compose, open_sources
+from ragspec.registry import NAMES
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
@@ -46,6 +47,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, plain: list[int]) -> Itera
 
 def test_the_tables_of_the_command_line_are_those_of_the_methods() -> None:
     assert set(STORED) == {name for name in METHODS if "store" in METHODS[name].uses}
+    assert set(UNLISTED) == NAMES["drafter"].keys() - METHODS.keys()
     needs = {name for name in METHODS if METHODS[name].needs}
     assert needs == {*NEEDS["store"], *NEEDS["draft model"]}
 
@@ -127,7 +129,7 @@ def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(source
         compose("context", sources)
     with pytest.raises(InputError, match="a store and --drafter none"):
         compose(None, sources)
-    for name in ("nope", "head", "jacobi"):
+    for name in ("nope", *UNLISTED):
         with pytest.raises(UnknownNameError, match=f"unknown drafter '{name}'") as caught:
             compose(name, sources)
         known = str(caught.value).partition("Known: ")[2].rstrip(".").split(", ")
@@ -137,8 +139,8 @@ def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(source
 
 
 def test_a_folder_is_that_of_a_head(tmp_path: Path, plain: list[int]) -> None:
-    model = tiny.model("llama")
-    save_head(heads.fresh(CausalTarget(model)), tmp_path / "head")
+    model = CausalTarget(tiny.model("llama"))
+    save_head(heads.fresh(model), tmp_path / "head")
     for name in (str(tmp_path / "head"), ["context", str(tmp_path / "head")]):
         engine = Engine(model, drafter=compose(name, Sources(), model), budget=6)
         result = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
