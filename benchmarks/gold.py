@@ -23,7 +23,7 @@ from text import quote_tasks
 
 from ragspec.drafters.method import Sources, build
 from ragspec.models.load import load_model
-from ragspec.pipelines.answering.prompt import render
+from ragspec.pipelines.answering.prompt import build_prompt
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import split_document
 
@@ -44,7 +44,7 @@ def questions(data: Path, tokenizer: Any) -> Texts:
         inside = [i for i, p in enumerate(passages) if p.start < end and start < p.end]
         in_prompt = passages[max(0, inside[0] - 1) : inside[-1] + 2]
         hits = [Hit(document, passage, 1.0) for passage in in_prompt]
-        prompt = render(tokenizer, row["question"], hits)
+        prompt = build_prompt(tokenizer, row["question"], hits)
         number = 1 + in_prompt.index(passages[inside[0]])
         gold = f" [{number}] {row['evidence']}\nAnswer: {row['answers'][0]}"
         ids = tuple(plain_ids(tokenizer, gold))

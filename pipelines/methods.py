@@ -46,8 +46,6 @@ def compose(
     if sources.corpus or sources.history:
         stored = {name for name, method in methods.items() if "store" in method.uses}
         checks.check_stored(names, stored)
-    for need in checks.OPTION_OF_NEED:
-        checks.check_need(need, names, need in sources.available())
     if target is not None:
         sources = replace(sources, table=target.next_tokens)
     return build_all([n if n in methods else HeadDrafter(n, target) for n in names], sources)
@@ -61,14 +59,11 @@ def open_sources(
     model: PreTrainedModel | None = None,
     scope: str = GLOBAL,
 ) -> Sources:
-    """Open the stores of the folders `corpus` and `history`.
+    """Open the stores of two folders; raise an error for one that does not fit, or a lone scope.
 
     Args:
         tokenizer, model: The stores must fit these.
         scope: See `Sources`.
-
-    Raises:
-        StoreError, InputError: A store does not fit, or there is none for the scope.
     """
     if corpus is None and history is None:
         if scope != GLOBAL:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragspec.pipelines.answering.prompt import Prompt, render
+from ragspec.pipelines.answering.prompt import Prompt, build_prompt
 from ragspec.pipelines.bench.prompts import FIXED_NEW_TOKENS, BenchItem, turn_ids
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
@@ -62,7 +62,7 @@ def quotation(
     if room:
         start, end = window(tokenizer, document.text, begin, task.end, room, number * 37 % 100)
     passage = Passage(0, start, end, document.title, document.text[start:end])
-    prompt = render(tokenizer, task.query, [Hit(document, passage, 1.0)])
+    prompt = build_prompt(tokenizer, task.query, [Hit(document, passage, 1.0)])
     return prompt, f" [1] {task.cue}", document.text[begin + len(task.cue) : task.end]
 
 

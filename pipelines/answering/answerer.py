@@ -19,9 +19,10 @@ from ragspec.engine.request import check_options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.citations import find_evidence
-from ragspec.pipelines.answering.prompt import Prompt, expect_question
+from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.pipelines.answering.template import (
     PromptTemplate,
+    expect_question,
     find_template,
     reads_sentences,
     suited,
@@ -252,7 +253,7 @@ def expect_engine(engine: object) -> None:
             "Engine.from_pretrained('starter')."
         )
     if engine.tokenizer is None:
-        raise InputError("The engine has no tokenizer; questions over documents need one.")
+        raise InputError("The engine has no tokenizer; expected one with it.")
 
 
 def unique(hits: Sequence[Hit]) -> list[Hit]:

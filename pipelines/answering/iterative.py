@@ -24,7 +24,6 @@ from ragspec.pipelines.answering.strides import (
     IN_CALLS,
     FinalText,
     PassageWriter,
-    RoundWriter,
     Stride,
     last_words,
     tokens_of,
@@ -164,16 +163,17 @@ class IterativeRag(Answerer):
             if settings.rounds is None:  # another round may change the text
                 text.push(stride.generation.prompt_tokens, stride.tokens)
 
-        strides = PassageWriter(
+        writer = PassageWriter(
             self.engine.without_callbacks(),
             prompt_of,
             lambda prompt, number: self._options_over(prompt, options, number),
             seeded(question.sampling or Sampling(), "ask()"),
             settings.stride,
+            settings.rounds,
         )
         repeats = len(self._repeats)
         loop: Retrieval = SpeculativeRetrieval(
-            (strides if settings.rounds is None else RoundWriter(strides, settings.rounds)).write,
+            writer.write,
             self._searcher(" ".join(question.text.split())),
             self.schedule,
             prefetch=1 if settings.speculate == "off" else max(1, settings.prefetch),

@@ -13,7 +13,7 @@ from ragspec.drafters.base import SourceText
 from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
 from ragspec.engine.prompts import anchored
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.template import WORDINGS, PromptTemplate, is_chat
+from ragspec.pipelines.answering.template import WORDINGS, PromptTemplate, expect_question, is_chat
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.trees.draft_tree import LAYOUT
 from ragspec.types import Tokenizer
@@ -48,12 +48,6 @@ class Prompt:
     first: int = 1
 
 
-def expect_question(question: object) -> None:
-    """Raise InputError unless a question is a text that is not blank."""
-    if not isinstance(question, str) or not question.strip():
-        raise InputError(f"The question is empty or no text ({question!r}); ask something.")
-
-
 def build_prompt(
     tokenizer: Tokenizer | None,
     question: str,
@@ -72,13 +66,15 @@ def build_prompt(
         InputError: The question is empty, or there are no passages or no tokenizer.
     """
     if tokenizer is None:
-        raise InputError("The engine has no tokenizer; questions over documents need one.")
+        raise InputError("The engine has no tokenizer; expected one with it.")
     expect_question(question)
     if not hits:
         raise InputError("The search found no passage for the question; put it in other words.")
     count = len(hits)
     while True:
-        prompt = render(tokenizer, question, hits[:count], template)
+        passages = passages_of(hits[:count], tokenizer)
+        text = template.write(tokenizer, mark_special_tokens(question, tokenizer), passages)
+        prompt = lay_out(tokenizer, placed(tokenizer, text, hits[:count]), template)
         excess = 0 if room is None else len(prompt.token_ids) - room
         if excess <= 0 or count == 1:
             return replace(prompt, left_out=tuple(hits[count:]))
@@ -88,19 +84,6 @@ def build_prompt(
         most = ends.get(count - 1, 0) - excess
         fit = [hit + 1 for hit in range(count - 1) if ends.get(hit, most + 1) <= most]
         count = max(fit, default=1)
-
-
-def render(
-    tokenizer: Tokenizer,
-    question: str,
-    hits: Sequence[Hit],
-    template: PromptTemplate = WORDINGS["evidence"],
-) -> Prompt:
-    """Write and tokenize the prompt over these passages, and locate the passages in it."""
-    passages = passages_of(hits, tokenizer)
-    text = template.write(tokenizer, mark_special_tokens(question, tokenizer), passages)
-    prompt = placed(tokenizer, text, hits)
-    return lay_out(tokenizer, prompt, template)
 
 
 def lay_out(tokenizer: Tokenizer, prompt: Prompt, template: PromptTemplate) -> Prompt:

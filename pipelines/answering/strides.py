@@ -1,7 +1,7 @@
 """The writers of an answer whose passage changes."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,7 @@ class Stride:
 
 @dataclass(slots=True)
 class PassageWriter:
-    """Writes the strides of one answer.
+    """Writes the strides of one answer; with `rounds` each is the whole answer.
 
     Attributes:
         engine: An engine without callbacks.
@@ -66,45 +66,34 @@ class PassageWriter:
     options: Callable[[Prompt, int], dict[str, Any]]
     sampling: Sampling
     stride: int
-
-    def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
-        """Return the next stride over a passage, and whether the answer ends with it."""
-        written = tokens_of(before)
-        more = {"resume_from": written, "stop_after": self.stride}
-        generation = self.generate(answer, len(before), more)
-        stride = Stride(tuple(generation.tokens[len(written) :]), generation)
-        return stride, generation.finish_reason != "paused"
-
-    def generate(
-        self, answer: RetrievedPassage, number: int, more: Mapping[str, object]
-    ) -> Generation:
-        """Return the text over a passage, with more options."""
-        prompt = self.prompt(answer)
-        options = {**more, **self.options(prompt, number)}
-        text: Generation = self.engine.generate(list(prompt.token_ids), self.sampling, **options)
-        return text
-
-
-@dataclass(slots=True)
-class RoundWriter:
-    """Writes the whole answer in each of `rounds` rounds; a stride is a whole answer.
-
-    The previous answer is the prediction of the next one. A passage that returns brings back the
-    answer that was written over it.
-    """
-
-    strides: PassageWriter
-    rounds: int
+    rounds: int | None
     _answers: dict[RetrievedPassage, Stride] = field(default_factory=dict)
 
     def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
-        """Return the answer over a passage, and whether it is the last one."""
+        """Return the next stride over a passage, and whether the answer ends with it."""
+        if self.rounds is not None:
+            return self._round(answer, before), len(before) + 1 >= self.rounds
+        written = tokens_of(before)
+        more = {"resume_from": written, "stop_after": self.stride}
+        stride = self._generate(answer, before, more)
+        return stride, stride.generation.finish_reason != "paused"
+
+    def _round(self, answer: RetrievedPassage, before: Sequence[Stride]) -> Stride:
+        """Return the answer over a passage, drafted from the one before; the same if it returns."""
         if answer not in self._answers:
-            drafts = before and self.strides.engine.drafter is not None
+            drafts = before and self.engine.drafter is not None
             more = {"prediction": before[-1].generation.tokens} if drafts else {}
-            generation = self.strides.generate(answer, len(before), more)
-            self._answers[answer] = Stride(tuple(generation.tokens), generation)
-        return self._answers[answer], len(before) + 1 >= self.rounds
+            self._answers[answer] = self._generate(answer, before, more)
+        return self._answers[answer]
+
+    def _generate(
+        self, answer: RetrievedPassage, before: Sequence[Stride], more: dict[str, Any]
+    ) -> Stride:
+        """Return the text over a passage, with more options."""
+        prompt = self.prompt(answer)
+        options = {**more, **self.options(prompt, len(before))}
+        text = self.engine.generate(list(prompt.token_ids), self.sampling, **options)
+        return Stride(tuple(text.tokens[len(more.get("resume_from", ())) :]), text)
 
 
 def tokens_of(strides: Sequence[Stride]) -> list[int]:

@@ -76,9 +76,7 @@ class PromptTemplate:
     ) -> str:
         """Return the prompt over passages (title, text), in the tokenizer's chat template if any.
 
-        Raises:
-            InputError: A template cannot be filled, or there is no chat template that takes the
-                system message.
+        A template that cannot be filled, or takes no system message, raises InputError.
         """
         if not is_chat(tokenizer):
             if self.system:
@@ -99,11 +97,7 @@ class PromptTemplate:
         chat: bool = True,
         first: int = 1,
     ) -> str:
-        """Return the user's turn, or without `chat` the whole prompt; passages count from `first`.
-
-        Raises:
-            InputError: The template cannot be filled.
-        """
+        """Return the user's turn, or without `chat` the prompt; passages count from `first`."""
         question = " ".join(question.split())
         if self.template is not None:
             return self._filled(question, passages, first)
@@ -151,6 +145,12 @@ def is_chat(tokenizer: Tokenizer) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
+def expect_question(question: object) -> None:
+    """Raise InputError unless a question is a text that is not blank."""
+    if not isinstance(question, str) or not question.strip():
+        raise InputError(f"The question is empty or no text ({question!r}); ask something.")
+
+
 EXTRACT = "extract"
 SMALL = 500_000_000  # parameters of a chat model
 WORDINGS = MappingProxyType(
@@ -187,12 +187,7 @@ def reads_sentences(engine: "Engine") -> bool:
 
 
 def find_template(prompt: str | Path | PromptTemplate, system: str | None = None) -> PromptTemplate:
-    """Return the template of a name or of a Jinja file; return a `PromptTemplate` as it is.
-
-    Raises:
-        UnknownNameError: `prompt` is neither a name nor a file.
-        InputError: The file cannot be read.
-    """
+    """Return the template of a name or Jinja file, or a `PromptTemplate`; else raise InputError."""
     if isinstance(prompt, PromptTemplate):
         template = prompt
     elif isinstance(prompt, str) and prompt in WORDINGS:

@@ -3,7 +3,6 @@
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,9 +17,6 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, silence_transformers
 from ragspec.pipelines.console.records import add_command, option, setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
 
 HELP_TEXT = "Measure variants side by side in one run: paired, interleaved, medians of ratios."
 app = typer.Typer(no_args_is_help=True, help=HELP_TEXT)
@@ -64,21 +60,9 @@ class TextBenchOptions:
         checks.check_store(self.history, "corpus")
         checks.check_budget(self.budget)
         for name in split(self.variants):
-            parts = (
-                [] if measure.peer_of(name) else [name] if Path(name).is_dir() else name.split("+")
-            )
+            parts = measure.parts_of(name)
             checks.check_drafters(parts, (*measure.PEERS, "plain") if len(parts) == 1 else ())
             checks.check_need("store", parts, self.store or self.history)
-
-    def facts(self, engine: "Engine") -> dict[str, object]:
-        """Return the settings of the measurement as JSON types."""
-        facts: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("model", "draft_model", "budget", "repeats", "items")
-        }
-        facts |= {"dtype": str(engine.model.dtype), "device": str(engine.model.device)}
-        stores = (("store", self.store), ("history", self.history))
-        return facts | {name: path.name for name, path in stores if path}
 
 
 @takes_records
@@ -120,7 +104,12 @@ def text(options: TextBenchOptions) -> None:
         )
     with terminal.working("measuring") as show:
         rows = measure.run_benchmark(prompts, built, repeats=options.repeats, on_progress=show)
-    show_results(rows, measure.choose_baseline(built), options.facts(engine), options.json)
+    kinds = ("model", "draft_model", "budget", "repeats", "items")
+    facts = {name: getattr(options, name) for name in kinds}
+    facts |= {"dtype": str(engine.model.dtype), "device": str(engine.model.device)}
+    stores = (("store", options.store), ("history", options.history))
+    facts |= {name: path.name for name, path in stores if path}
+    show_results(rows, measure.choose_baseline(built), facts, options.json)
 
 
 @takes_records

@@ -37,6 +37,13 @@ def peer_of(name: str) -> str:
     return kind if kind in PEERS and (not at or drafts) else ""
 
 
+def parts_of(name: str) -> list[str]:
+    """Return the drafters that a variant fuses, none in transformers; a folder counts as one."""
+    if peer_of(name):
+        return []
+    return [name] if Path(name).is_dir() else name.split("+")
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One run of one item.

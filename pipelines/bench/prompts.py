@@ -86,12 +86,9 @@ def free_items(
 
 
 def read_turns(path: Path) -> dict[tuple[str, str], str]:
-    """Return the prompts of JSON lines {id, category, prompt}, or of Spec-Bench, by category, id.
+    """Return the prompts of rows {id, category, prompt}, or of Spec-Bench, by category and id.
 
-    The first turn of a Spec-Bench row counts. The rows may be those of a parquet file.
-
-    Raises:
-        DocumentError: A line cannot be read, or names a prompt twice; the line is named.
+    The first turn of a Spec-Bench row counts. A bad or repeated row raises DocumentError.
     """
     turns: dict[tuple[str, str], str] = {}
     for where, row in read_rows(path):

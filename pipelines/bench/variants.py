@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
-from ragspec.models.checks import CONFIG
-from ragspec.pipelines.bench.measure import ASSISTANT, LOOKUP, Outcome, Variant, peer_of
+from ragspec.pipelines.bench.measure import ASSISTANT, LOOKUP, Outcome, Variant, parts_of, peer_of
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.methods import compose
 from ragspec.sampling.settings import Sampling
@@ -81,16 +79,12 @@ def build_variants(
     load_copy: Callable[[], PreTrainedModel],
     sources: Sources | None = None,
 ) -> dict[str, Variant]:
-    """Build the variants by name.
+    """Build the variants by name; raise InputError for an unknown one, or one without its store.
 
     Args:
         names: See `TextBenchOptions`.
         draft_model: None skips the variants that need one.
         load_copy: Returns a fresh copy of the target for peers.
-
-    Raises:
-        UnknownNameError: A name is no variant.
-        InputError: A method lacks a store that it needs.
     """
     peer = load_copy() if any(map(peer_of, names)) else None
     available = replace(sources or Sources(), draft_model=draft_model)
@@ -115,7 +109,7 @@ def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
         sources = replace(sources, corpus=None, history=None)
     if "draft model" not in uses:
         sources = replace(sources, draft_model=None)
-    drafter = None if name == "plain" else compose(_parts(name), sources, engine.target)
+    drafter = None if name == "plain" else compose(parts_of(name), sources, engine.target)
     # A copy: acceptance learned by one variant must not help or hurt another.
     budget = copy.deepcopy(engine.budget)
     engine = engine.with_drafter(drafter, budget, engine.rule).with_limits(1)
@@ -143,10 +137,5 @@ def make_peer(
 def _sources_of(name: str, field: str) -> set[str]:
     """Return what the methods of a name need, or use: see `Method`."""
     methods = listed()
-    parts = [methods[part] for part in _parts(name) if part in methods]
+    parts = [methods[part] for part in parts_of(name) if part in methods]
     return {source for method in parts for source in getattr(method, field)}
-
-
-def _parts(name: str) -> list[str]:
-    """Return the drafters that a variant fuses; a head's path counts as one."""
-    return [name] if (Path(name) / CONFIG).is_file() else name.split("+")

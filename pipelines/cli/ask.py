@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.template import EXTRACT, find_template
+from ragspec.pipelines.answering.template import EXTRACT, expect_question, find_template
 from ragspec.pipelines.cli.show import (
     OnRead,
     OnText,
@@ -54,7 +54,7 @@ class AskOptions:
     )
 
     def __post_init__(self) -> None:
-        checks.check_question(self.question)
+        expect_question(checks.checked_text(self.question))
         if not self.documents.docs:
             raise InputError(
                 "Expected --docs, got none: --docs PATH reads documents, or opens what `ragspec "
@@ -215,7 +215,7 @@ class LongOptions:
     system: str | None = setting(None, o.SYSTEM)
 
     def __post_init__(self) -> None:
-        checks.check_question(self.question)
+        expect_question(checks.checked_text(self.question))
         if self.steer is not None and not 0.0 <= self.steer < math.inf:
             raise InputError(f"Expected --steer of 0 or more, got {self.steer:g}.")
         if self.prompt is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ragspec.errors import InputError, RagspecError, pluralize
+from ragspec.pipelines.answering.template import expect_question
 from ragspec.pipelines.cli.show import note_end, note_sentences, note_support
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
@@ -43,7 +44,7 @@ class ChatOptions:
 
     def __post_init__(self) -> None:
         if self.question is not None:
-            checks.check_question(self.question)
+            expect_question(checks.checked_text(self.question))
         checks.check_chat_model(self.engine.model)
         self.engine.check_needs()
 

@@ -14,7 +14,7 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import add_command, option, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import TextColumns, check_sources, read_texts
+from ragspec.pipelines.console.texts import TextColumns, read_texts
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,7 +38,6 @@ class DatastoreBuildOptions:
 
     def __post_init__(self) -> None:
         checks.check_model(self.model)
-        check_sources(self.texts, self.columns)
         checks.check_new_store(self.out, "datastore")
 
 

@@ -6,21 +6,25 @@ The PNG text "ragspec" of every image has the settings that determine it. No fil
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.errors import InputError, pluralize
-from ragspec.pipelines.cli.draw_options import DrawOptions
-from ragspec.pipelines.console.options import silence_transformers
-from ragspec.pipelines.console.records import takes_records
+from ragspec.errors import InputError, UnknownNameError, pluralize
+from ragspec.models.checks import CONFIG, check_dtype, read_config
+from ragspec.pipelines.console import checks
+from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import argument, option, takes_records
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.registry import names, unknown
 from ragspec.sampling.settings import fresh_seed
 from ragspec.storage.filesystem import write_output
+from ragspec.visual import checks as visual
+from ragspec.visual.loading import class_labels, find_draft, find_folder, read_kind
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,6 +33,179 @@ if TYPE_CHECKING:
 
 KEY = "ragspec"
 NAME_LETTERS = 40  # most letters of the subject in a file name
+PLACE = ("device", "dtype")
+LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DrawOptions:
+    """The prompts or classes to draw, and the settings; checked before any model is loaded."""
+
+    prompt: list[str] = argument([], "Prompts to draw, such as 'red heart'.")
+    classes: list[str] = option([], "Class to draw by number or name; repeatable.", "--class", "-c")
+    model: str | None = option(
+        None,
+        "Folder of a pipeline, or a bundled set: emoji, latent-emoji (prompts), tiles, "
+        "latent-tiles, masked-tiles (classes). Default: emoji for prompts, tiles for classes.",
+        "--model",
+        "-m",
+    )
+    family: str | None = option(
+        None, "Image family by name, default: what the folder holds; else see docs."
+    )
+    rule: str | None = option(
+        None,
+        "Acceptance rule: exact, lantern, lantern++, gsd, rejection; of latents near, "
+        "aligned, horizon, path. Default: exact, of latents aligned.",
+    )
+    setting: list[str] = option(
+        [],
+        "A setting of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s), of "
+        "denoising (steps, floor, iterations), device or dtype; repeatable.",
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+    )
+    drafter: str = option(
+        "auto", "auto, jacobi, model, head, a folder, several joined by +, or none."
+    )
+    budget: str | None = option(
+        None, "Draft nodes per step: auto, or a number. Default: 12, of masked 4."
+    )
+    n: int = option(1, "Images of each prompt or class.", "--n", "-n", min=1)
+    seed: int | None = option(
+        None, "Random seed. Chosen at random and printed if omitted.", "--seed"
+    )
+    guidance: float | None = option(
+        None, "Guidance scale, 1 for none. Default: the family's, mostly 2."
+    )
+    temperature: float = option(
+        1.0, "Temperature; 0: the best code.", "--temperature", "-t", min=0, max=100
+    )
+    out: Path = option(Path("images"), "Folder for the images.", "--out", "-o", file_okay=False)
+    json: Path | None = option(None, "Write figures to this file.", "--json", dir_okay=False)
+
+    def __post_init__(self) -> None:
+        for text in self.prompt:
+            if not checks.checked_text(text):
+                raise InputError("Expected a prompt of some words, got the prompt ''.")
+        check_dtype(self.place.dtype)
+        alone = self.family == "imagegpt" and not self.prompt  # which draws without conditions
+        if bool(self.prompt) == bool(self.classes) and not alone:
+            got = "both" if self.prompt else "neither"
+            raise InputError(
+                f"Expected a prompt or --class, got {got}. Give 'red heart', or --class 3."
+            )
+        if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
+            raise InputError(
+                f"Expected --seed of 64 bits, {LEAST_SEED} to {MOST_SEED}, got {self.seed}."
+            )
+        if {"", "none"} & set(self.drafters):
+            raise InputError(
+                f"Expected --drafter auto, jacobi, model, head or a folder, several joined by +, "
+                f"or none by itself, got {self.drafter!r}."
+            )
+        if self.budget is not None:
+            checks.check_budget(self.budget)
+        if self.guidance is not None:
+            visual.check_setting("guidance_scale", self.guidance)
+        if self.family is not None and self.family not in names("family"):
+            raise UnknownNameError(unknown("family", self.family, names("family")))
+        if self.json is not None and (self.json.parent != self.out or self.json.exists()):
+            checks.check_output(self.json, checks.JSON)
+        self._check_model()
+
+    def _check_model(self) -> None:
+        """Raise an error for a condition, rule, setting or drafter that the model does not have."""
+        folder = find_folder(self.source)
+        kind = read_kind(folder.target)
+        if kind not in visual.KINDS:  # of another package's family
+            return
+        if self.rule != "plain" and (self.rule or folder.index is None):  # that of `_resolve`
+            visual.check_rule(kind, self.rule, self.settings)
+        mode = "deterministic" if "tv_budget" in self.settings else "coupled"
+        visual.check_drafters(self.drafters, mode, kind not in visual.DENOISING)
+        for name in self.drafters:
+            if name not in ("auto", "jacobi"):
+                find_draft(name, folder)
+        config = read_config(folder.target / CONFIG, "model_type")
+        classes = class_labels(config) if kind in ("llamagen", *visual.DENOISING) else None
+        if classes is None and self.classes:
+            raise InputError(
+                f"Expected a prompt, got --class {self.classes[0]}: {self.source} reads prompts. "
+                "Give one such as 'red heart', or use --model tiles."
+            )
+        if classes is not None and not self.classes:
+            raise InputError(
+                f"Expected --class, got the prompt {self.prompt[0]!r}: {self.source} draws "
+                "classes. Give a number or a name, or use --model emoji."
+            )
+        for label in self.classes if classes else ():
+            visual.class_number(label, classes or (), len(classes or ()))
+
+    @property
+    def subjects(self) -> list[str]:
+        """The prompts, or the classes in words."""
+        if self.prompt:
+            return self.prompt
+        names = [f"class {name}" if name.strip().isdecimal() else name for name in self.classes]
+        return names or ["image"]
+
+    @property
+    def source(self) -> str:
+        """The folder or bundled set of the model."""
+        return self.model or ("tiles" if self.classes else "emoji")
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names or folders of drafters; empty draws plainly."""
+        return () if self.drafter == "none" else tuple(self.drafter.split("+"))
+
+    @property
+    def nodes(self) -> int | str | None:
+        """The budget of draft nodes; None for the family's."""
+        return None if self.budget is None else o.number_or_name(self.budget)
+
+    @property
+    def settings(self) -> dict[str, str | float]:
+        """The settings of rule and denoising by name."""
+        every = parse_settings(self.setting)
+        return {name: value for name, value in every.items() if name not in PLACE}
+
+    @property
+    def place(self) -> o.PlaceOptions:
+        """The device and the data type."""
+        every = parse_settings(self.setting)
+        return o.PlaceOptions(**{name: every[name] for name in PLACE if name in every})
+
+    def arguments(self) -> dict[str, object]:
+        """Return a pipeline's call arguments."""
+        name, every = ("prompt", self.prompt) if self.prompt else ("class_labels", self.classes)
+        return {
+            name: every or None,
+            "guidance_scale": self.guidance,
+            "temperature": self.temperature,
+            "num_images_per_prompt": self.n,
+        }
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of NAME=VALUE texts by name; raise InputError for other texts."""
+    settings: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        name = name.strip().replace("-", "_").replace("lambda", "lam")
+        if name in PLACE and value:
+            settings[name] = value
+            continue
+        try:
+            settings[name] = int(value) if name in visual.WHOLE else float(value)
+        except ValueError as error:
+            kind = "whole number" if name in visual.WHOLE else "number"
+            raise InputError(
+                f"Expected --set NAME=VALUE, got {text!r}. Give a {kind}, such as delta=0.3."
+            ) from error
+    return settings
 
 
 @takes_records
@@ -40,7 +217,7 @@ def draw(options: DrawOptions) -> None:
     with terminal.working("loading"):
         from ragspec.visual import ImagePipeline
 
-        silence_transformers()
+        o.silence_transformers()
         pipe = ImagePipeline.from_pretrained(
             options.source,
             options.drafters or None,

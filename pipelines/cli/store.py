@@ -19,13 +19,7 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import add_command, argument, option, setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import (
-    TextColumns,
-    check_sources,
-    read_ahead,
-    read_prompts,
-    read_texts,
-)
+from ragspec.pipelines.console.texts import TextColumns, read_ahead, read_prompts, read_texts
 from ragspec.storage.store import POINTER, checked_scope, open_store, read_current
 from ragspec.types import Tokenizer
 
@@ -101,7 +95,6 @@ class StoreBuildOptions:
 
     def __post_init__(self) -> None:
         checks.check_model(self.model)
-        check_sources(self.sources, self.columns)
         checks.check_new_store(self.out, "corpus", replace=self.replace)
 
 

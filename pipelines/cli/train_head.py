@@ -124,12 +124,7 @@ def _check_positive(number: float | None, option: str) -> None:
 def train_from_files(
     options: HeadOptions, terminal: Terminal, settings: HeadTraining | None = None
 ) -> dict[str, Any]:
-    """Load a model and texts or pictures, train a head, and return the figures.
-
-    Raises:
-        InputError, DocumentError, ModelError, StoreError: An argument or a file does not fit.
-        KeyboardInterrupt: The training was stopped; the best head so far is written.
-    """
+    """Load a model and texts or pictures, train a head, and return the figures."""
     pictures = read_codes(options.data) if options.pictures else ()
     rows = () if pictures else read_texts([str(options.data)], TextColumns(), terminal.note_skipped)
 

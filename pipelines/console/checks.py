@@ -38,12 +38,6 @@ def checked_text(text: str) -> str:
     return text
 
 
-def check_question(text: str) -> None:
-    """Raise InputError if a question is empty or no text."""
-    if not checked_text(text).strip():
-        raise InputError(f"Expected a question, got the empty text {text!r}. Ask something.")
-
-
 def check_output(path: Path | None, mark: bytes = b"") -> None:
     """Raise InputError, before any work, if a file cannot be written or lacks the mark."""
     if path is None:

@@ -54,7 +54,7 @@ def read_texts(
         InputError: No source is a data set with the split or config, or a row has no such column.
     """
     sources = list(sources)
-    check_sources(sources, columns)
+    _check_sources(sources, columns)
     return read_ahead(chain.from_iterable(_source(s, columns, skipped) for s in sources), 1)
 
 
@@ -73,7 +73,7 @@ def _source(
     return _folder(path, columns, skipped) if path.is_dir() else _file(path, columns)
 
 
-def check_sources(sources: Sequence[str], columns: TextColumns) -> None:
+def _check_sources(sources: Sequence[str], columns: TextColumns) -> None:
     """Raise DocumentError if a path leads nowhere, InputError if no source has splits."""
     for option in ("split", "config"):
         value = getattr(columns, option)

@@ -66,10 +66,6 @@ def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
 
     The documents of the request are put before its last message. Without any, the passages that the
     server's documents have for that message are. Their engine is the server's.
-
-    Raises:
-        InputError: The request contradicts itself, or has empty documents.
-        PromptTooLongError: It exceeds the context.
     """
     if body.top_logprobs and not body.logprobs:
         raise InputError("got top_logprobs without logprobs; expected logprobs: true beside it.")
@@ -106,10 +102,6 @@ def read_completion(
 
     Args:
         gone: Returns whether the client has disconnected.
-
-    Raises:
-        InputError: The request contradicts itself.
-        PromptTooLongError: It exceeds the context.
     """
     requests: list[EngineRequest] = []
     if body.echo and body.stream:

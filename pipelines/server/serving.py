@@ -111,9 +111,6 @@ class Serving:
             drafter: Method names, "none" for plain decoding, None for the server's default.
             budget: Draft nodes per step or "auto"; None for the server's default.
             store: Name of a store, None for none, a boolean for all of them.
-
-        Raises:
-            UnknownNameError, InputError: There is no such drafter or store, or it does not fit.
         """
         names = self.default[0] if drafter is None else _as_names(drafter)
         nodes = self.default[1] if budget is None else budget
@@ -141,13 +138,7 @@ class Serving:
         return self.engine.with_drafter([*drafters, *self._draft_models], budget)
 
     def expect(self, model: str, texts: int) -> None:
-        """Raise an error unless a request for some texts of a model can be served now.
-
-        Raises:
-            ApiError: This is not the name of the model.
-            InputError: The server can never hold so many texts.
-            QueueFullError: The queue is full.
-        """
+        """Raise an error unless a request for some texts of a model can be served now."""
         if model != self.name:
             message = f"got the model {model!r}; expected {self.name!r}, which is served here."
             raise ApiError(404, message, "model_not_found", "model")
@@ -190,12 +181,7 @@ class Serving:
         return future
 
     def add_store(self, name: str, path: str) -> dict[str, object]:
-        """Open a store to draft from, and return its record.
-
-        Raises:
-            StoreError: It cannot be opened, or is of another model or tokenizer.
-            InputError: The name is taken.
-        """
+        """Open a store to draft from, and return its record; raise InputError for a taken name."""
         from ragspec.retrievers.corpus.index import CorpusIndex
 
         tokenizer, model = self.engine.tokenizer, self.engine.model

@@ -51,11 +51,6 @@ class Trace:
     documents: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def text(self) -> str:
-        """The generated text."""
-        return "".join("".join(chunks) for chunks in self.texts)
-
 
 def step_texts(generation: Generation, tokenizer: Decodes) -> tuple[tuple[str, ...], ...]:
     """Return the texts of the tokens that each step emitted; joined, they end as the text does.
