@@ -142,11 +142,7 @@ def end_of_run(plain: str, at: int, other: str, start: int) -> int:
 
 def collapsed(text: str) -> tuple[str, list[int]]:
     """Return a text with one space for each run of white space, and where its characters were."""
-    places = [
-        at
-        for at, letter in enumerate(text)
-        if not (letter.isspace() and at and text[at - 1].isspace())
-    ]
+    places = [at for at, c in enumerate(text) if not (c.isspace() and text[at - 1 : at].isspace())]
     return "".join(" " if text[at].isspace() else text[at] for at in places), places
 
 

@@ -6,6 +6,7 @@ in the tokens.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -97,8 +98,8 @@ def lay_out(tokenizer: Tokenizer, prompt: Prompt, template: PromptTemplate) -> P
     labels = [f"{opening} [{k}]" for k in range(1, count + 1) for _ in range(k, count + 1)]
     ids = [encode_text(tokenizer, label).ids for label in labels]
     texts = [anchored(prompt.token_ids, each, LAYOUT) for each in ids]
-    for ending in SENTENCE_ENDS:
-        texts.append(SourceText(encode_text(tokenizer, f"{ending}\nAnswer:").ids, LAYOUT))
+    endings = [encode_text(tokenizer, f"{ending}\nAnswer:").ids for ending in SENTENCE_ENDS]
+    texts += [SourceText(each, LAYOUT) for each in endings]
     return replace(prompt, layout=tuple(text for text in texts if text is not None))
 
 
@@ -168,19 +169,16 @@ def find_spans(
     """
     spans: list[Span] = []
     chars: list[tuple[CharSpan, ...]] = []
-    cursor, token = 0, 0
+    starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
+    cursor = 0
     for number, hit in enumerate(hits):
         # Searched with the line break before it: a title may begin like its passage.
         begin = text.find("\n" + hit.passage.text, cursor) + 1
         if begin == 0:
             continue
         cursor = begin + len(hit.passage.text)
-        while token < len(offsets) and offsets[token][0] < begin:
-            token += 1
-        first = token
-        while token < len(offsets) and offsets[token][1] <= cursor:
-            token += 1
-        if token > first:
-            spans.append((first, token, number, 0))
-            chars.append(tuple((a - begin, b - begin) for a, b in offsets[first:token]))
+        first, last = bisect_left(starts, begin), bisect_right(ends, cursor)
+        if last > first:
+            spans.append((first, last, number, 0))
+            chars.append(tuple((a - begin, b - begin) for a, b in offsets[first:last]))
     return tuple(spans), tuple(chars)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
+from ragspec.engine.request import Options
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.speculation.passages import RetrievedPassage
@@ -74,7 +75,7 @@ class PassageWriter:
         if self.rounds is not None:
             return self._round(answer, before), len(before) + 1 >= self.rounds
         written = tokens_of(before)
-        more = {"resume_from": written, "stop_after": self.stride}
+        more: Options = {"resume_from": written, "stop_after": self.stride}
         stride = self._generate(answer, before, more)
         return stride, stride.generation.finish_reason != "paused"
 
@@ -82,18 +83,18 @@ class PassageWriter:
         """Return the answer over a passage, drafted from the one before; the same if it returns."""
         if answer not in self._answers:
             drafts = before and self.engine.drafter is not None
-            more = {"prediction": before[-1].generation.tokens} if drafts else {}
+            more: Options = {"prediction": before[-1].generation.tokens} if drafts else {}
             self._answers[answer] = self._generate(answer, before, more)
         return self._answers[answer]
 
     def _generate(
-        self, answer: RetrievedPassage, before: Sequence[Stride], more: dict[str, Any]
+        self, answer: RetrievedPassage, before: Sequence[Stride], more: Options
     ) -> Stride:
         """Return the text over a passage, with more options."""
         prompt = self.prompt(answer)
-        options = {**more, **self.options(prompt, len(before))}
+        options: Any = {**more, **self.options(prompt, len(before))}
         text = self.engine.generate(list(prompt.token_ids), self.sampling, **options)
-        return Stride(tuple(text.tokens[len(more.get("resume_from", ())) :]), text)
+        return Stride(tuple(text.tokens[len(more.get("resume_from") or ()) :]), text)
 
 
 def tokens_of(strides: Sequence[Stride]) -> list[int]:

@@ -87,7 +87,6 @@ def answers(options: AnswersBenchOptions) -> None:
     items = read_questions(options.questions)
     terminal = Terminal()
     qa = options.documents.open(terminal)
-    assert qa is not None
     with terminal.working("loading the model"):
         answerer = qa.over(options.engine.load_engine())
     with progress(terminal, "answering") as show:

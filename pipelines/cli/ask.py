@@ -127,7 +127,6 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
     arguments: dict[str, Any] = {"refuse": not options.no_refusal, **text.read_prediction()}
     terminal = Terminal(quiet=text.output.json)
     qa = options.documents.open(terminal)
-    assert qa is not None
     if options.documents.prompt == EXTRACT:
         extract = qa.ask(question, refuse=not options.no_refusal)
         if extract.refused:

@@ -53,7 +53,7 @@ class ChatOptions:
 def chat(options: ChatOptions) -> None:
     """Talk with a chat model, over documents or without; each turn is read once."""
     terminal = Terminal()
-    qa = options.documents.open(terminal)
+    qa = options.documents.open(terminal) if options.documents.docs else None
 
     from ragspec.pipelines.answering.conversation import Conversation
 

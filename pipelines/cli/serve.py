@@ -53,17 +53,17 @@ def serve(options: ServeOptions) -> None:
 
 def load(options: ServeOptions, terminal: Terminal) -> "Serving":
     """Load the documents, which may be unreadable, then models and stores."""
-    documents, engine = options.documents.open(terminal), options.engine
+    documents = options.documents.open(terminal) if options.documents.docs else None
 
     from ragspec import visual
     from ragspec.pipelines.server.serving import Serving
 
     with terminal.working("loading the model"):
-        loaded = engine.load_engine()
+        loaded = options.engine.load_engine()
     serving = Serving(
         loaded,
-        options.name or Path(engine.model).name,
-        default=(split(engine.drafter), o.number_or_name(engine.budget)),
+        options.name or Path(options.engine.model).name,
+        default=(split(options.engine.drafter), o.number_or_name(options.engine.budget)),
         documents=documents,
         images={
             Path(name).name: visual.ImagePipeline.from_pretrained(name) for name in options.images

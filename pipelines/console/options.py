@@ -261,10 +261,8 @@ class SearchOptions:
         """The arguments of an `Answerer`."""
         return {}
 
-    def open(self, terminal: Terminal) -> DocQA | None:
-        """Return the pipeline over the documents, None if none are named."""
-        if not self.docs:
-            return None
+    def open(self, terminal: Terminal) -> DocQA:
+        """Return the pipeline over the documents."""
         if self.index is None:
             qa = index_documents(self.docs, self.embedder, terminal, **self.settings)
         else:

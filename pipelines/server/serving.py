@@ -53,9 +53,6 @@ class Serving:
         documents: Searched for chat requests without documents. Its template writes the prompts
             over passages, whichever engine it has.
         settings: The limits of the engine, None for the default ones.
-
-    Raises:
-        ModelError: The engine has no tokenizer.
     """
 
     def __init__(

@@ -20,9 +20,6 @@ class ServerSettings:
 
     Each key is a tenant. A key "@FILE" stands for those in the file, one a line. Without keys all
     requests from this machine are served.
-
-    Raises:
-        InputError: A key is invalid, or there is none where others can reach the server.
     """
 
     host: str = option("127.0.0.1", "Address to listen on; beyond this machine only with --key.")

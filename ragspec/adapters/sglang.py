@@ -185,9 +185,6 @@ class TreeCorpus:
         limit: Most tokens of a text.
         tokenizer: The host's tokenizer, which stores must fit.
         chains: Whether to draft chains only.
-
-    Raises:
-        InputError, UnknownNameError, StoreError: See `host_drafter`.
     """
 
     def __init__(
