@@ -21,7 +21,6 @@ from ragspec.engine.plain_text import Message, encode_text, render_chat
 from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.pipelines.answering.answerer import expect_engine
 from ragspec.pipelines.answering.citations import find_evidence
 from ragspec.pipelines.answering.prompt import Prompt, placed
 from ragspec.pipelines.answering.template import is_chat
@@ -87,8 +86,8 @@ class HostWriter:
                 f"got {'neither' if model is None else 'both'} of model and engine; expected one, "
                 "such as model='starter'."
             )
-        if engine is not None:
-            expect_engine(engine)
+        if not isinstance(engine, Engine | None):
+            raise InputError(f"got {type(engine).__name__} as the engine; expected an Engine.")
         parameters = signature(Engine.from_pretrained).parameters.items()
         defaults = {name: parameter.default for name, parameter in parameters}
         changed = {k: value for k, value in settings.items() if value != defaults.get(k)}
@@ -98,6 +97,8 @@ class HostWriter:
                 "name the model."
             )
         self.engine = engine or Engine.from_pretrained(os.fspath(model or ""), **changed)
+        if self.engine.tokenizer is None:
+            raise InputError("got an engine without a tokenizer; expected one that has it.")
         self._template = chat_template
         config = self.engine.model.config
         self.name = str(model or getattr(config, "name_or_path", "") or "")

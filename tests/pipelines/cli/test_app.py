@@ -80,8 +80,6 @@ def test_a_prediction_only_saves_forwards(model: str, tmp_path: Path, capsys: Ca
     assert again["text"] == result["text"]
     assert again["report"]["accepted_prediction_tokens"] > 0
     assert again["report"]["forwards"] <= result["report"]["forwards"]
-    err = output_of(capsys, *arguments, "-s", "prediction=a", "--drafter", "none", code=2).err
-    assert "beside a prediction, got --drafter none" in err
 
 
 def test_generate_streams_text_and_keeps_remarks_separately(
@@ -142,8 +140,6 @@ def test_a_trace_that_cannot_be_written_costs_no_answer(
     model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4", "--json"]
-    out, err = output_of(capsys, *arguments, "--trace", tmp_path / "no" / "t.jsonl", code=2)
-    assert out == "" and "there is no folder" in err  # said before any work
     monkeypatch.setattr(trace, "write_trace", Mock(side_effect=InputError("the disk is full")))
     out, _ = output_of(capsys, *arguments, "--trace", tmp_path / "t.jsonl", code=2)
     assert json.loads(out)["report"]["tokens"] == 4

@@ -97,8 +97,6 @@ def test_generate_answers_in_the_chat_template(model: str, capsys: Capture) -> N
         lengths.append(run(capsys, *command, *extra)["report"]["prompt_tokens"])
     turn = len("<user> Hello.\n<assistant> ")
     assert lengths == [6, turn, turn + len("<system> Be brief.\n"), turn]
-    err = output_of(capsys, *command, "-s", "system=Be brief.", code=2).err
-    assert "Expected --chat beside system" in err
 
 
 def test_sampling_as_the_model_is_configured(model: str, tmp_path: Path, capsys: Capture) -> None:

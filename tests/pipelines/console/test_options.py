@@ -79,14 +79,9 @@ def test_steps_of_fixed_shape_are_requested_by_name() -> None:
 def test_sampling_checks_its_values() -> None:
     settings = SamplingOptions("0.5", top_p=0.9, top_k=20, seed=3).settings()
     assert settings == Sampling(temperature=0.5, top_p=0.9, top_k=20, seed=3)
+    assert SamplingOptions("model").settings() is None
     with pytest.raises(SamplingError, match="top_p"):
         SamplingOptions(top_p=0.0)
-
-
-def test_a_temperature_is_a_number_or_that_of_the_model() -> None:
-    assert SamplingOptions("model").settings() is None
-    with pytest.raises(InputError, match="got 'warm'"):
-        SamplingOptions("warm")
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
@@ -110,8 +105,6 @@ def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:
         assert read("the same", **engine) == {"prediction": "the same"}
     with pytest.raises(InputError, match=r"missing\.txt"):
         read(f"@{tmp_path / 'missing.txt'}")
-    with pytest.raises(InputError, match="got --drafter none"):
-        read("a", drafter="none")
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="UTF-8"):
         read(f"@{file}")

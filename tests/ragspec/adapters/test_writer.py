@@ -138,7 +138,7 @@ def test_models_that_contradict_themselves_are_refused() -> None:
         HostWriter(model="starter", max_batch_size=-1)
     with pytest.raises(InputError, match="got drafter with an engine"):
         HostWriter(engine=engine, drafter="context")
-    with pytest.raises(InputError, match="no tokenizer"):
+    with pytest.raises(InputError, match="without a tokenizer"):
         HostWriter(engine=Engine(tiny.model(), None, None))
     with pytest.raises(InputError, match="got max_batch_size with an engine"):
         HostWriter(engine=engine, max_batch_size=2)
