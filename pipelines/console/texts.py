@@ -3,7 +3,7 @@
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain, islice
@@ -54,7 +54,19 @@ def read_texts(
         InputError: No source is a data set with the split or config, or a row has no such column.
     """
     sources = list(sources)
-    _check_sources(sources, columns)
+    for option in ("split", "config"):
+        value = getattr(columns, option)
+        if value is not None and not any(source.startswith(HUB) for source in sources):
+            raise InputError(
+                f"got --set {option}={value}, but {', '.join(sources)} has no {option}s: data sets "
+                f"have, such as {HUB}NAME; leave it out."
+            )
+    for source in sources:
+        if not source or not (source.startswith(HUB) or Path(source).exists()):
+            raise DocumentError(
+                f"{source or 'an empty path'} is missing; check the path, or name a data set by "
+                f"{HUB}NAME."
+            )
     return read_ahead(chain.from_iterable(_source(s, columns, skipped) for s in sources), 1)
 
 
@@ -71,23 +83,6 @@ def _source(
         return _texts(_data_set(source.removeprefix(HUB), columns), columns)
     path = Path(source)
     return _folder(path, columns, skipped) if path.is_dir() else _file(path, columns)
-
-
-def _check_sources(sources: Sequence[str], columns: TextColumns) -> None:
-    """Raise DocumentError if a path leads nowhere, InputError if no source has splits."""
-    for option in ("split", "config"):
-        value = getattr(columns, option)
-        if value is not None and not any(source.startswith(HUB) for source in sources):
-            raise InputError(
-                f"got --set {option}={value}, but {', '.join(sources)} has no {option}s: data sets "
-                f"have, such as {HUB}NAME; leave it out."
-            )
-    for source in sources:
-        if not source or not (source.startswith(HUB) or Path(source).exists()):
-            raise DocumentError(
-                f"{source or 'an empty path'} is missing; check the path, or name a data set by "
-                f"{HUB}NAME."
-            )
 
 
 def read_prompts(path: Path, field: str | None = None) -> Iterator[object]:
