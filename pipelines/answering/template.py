@@ -74,9 +74,10 @@ class PromptTemplate:
     def write(
         self, tokenizer: Tokenizer, question: str, passages: Sequence[tuple[str, str]]
     ) -> str:
-        """Return the prompt over passages (title, text), in the tokenizer's chat template if any.
+        """Return the prompt over (title, text) passages, as a chat if it can be.
 
-        A template that cannot be filled, or takes no system message, raises InputError.
+        Raises:
+            InputError: A template cannot be filled, or none takes the system message.
         """
         if not is_chat(tokenizer):
             if self.system:

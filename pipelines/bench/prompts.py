@@ -86,9 +86,9 @@ def free_items(
 
 
 def read_turns(path: Path) -> dict[tuple[str, str], str]:
-    """Return the prompts of rows {id, category, prompt}, or of Spec-Bench, by category and id.
+    """Return prompts by category and id; raise DocumentError for a bad or repeated row.
 
-    The first turn of a Spec-Bench row counts. A bad or repeated row raises DocumentError.
+    Rows are {id, category, prompt}, or those of Spec-Bench, of which the first turn counts.
     """
     turns: dict[tuple[str, str], str] = {}
     for where, row in read_rows(path):
