@@ -20,6 +20,7 @@ from ragspec.errors import StoreError
 from ragspec.retrievers.methods.token_recycling import NeighbourRow, Place, grow, last_place
 from ragspec.storage.filesystem import expect_path, unreadable
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.causal import CausalTarget
 
 LONGEST = 3  # tokens of a key
 BITS = 21  # of each of them, the newest lowest; all are set where there is no token
@@ -75,12 +76,11 @@ class NextTokenDrafter(Drafter):
         return type(self), (self.path,)
 
     def fits(self, model: object = None, tokenizer: object = None) -> None:
-        """Raise StoreError if the model, an engine's target, lacks token ids of the table."""
-        size = getattr(model, "vocab_size", self._size)
-        if self._size > size:
+        """Raise StoreError if an engine's target lacks token ids of the table."""
+        if isinstance(model, CausalTarget) and self._size > model.vocab_size:
             raise StoreError(
-                f"{self.path} has {self._size} token ids, the model {size}; expected a table of "
-                "this model."
+                f"{self.path} has {self._size} token ids, the model {model.vocab_size}; expected a "
+                "table of this model."
             )
 
     def open(self, request: DraftRequest) -> "NextTokenSession":
