@@ -25,7 +25,7 @@ from ragspec.errors import InputError
 from ragspec.rules.base import TargetView
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.checks import is_number
-from ragspec.visual.rules.codebook import CodeNeighbours, nearest
+from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import RelaxedWalk, expect_table
 
 BAND = 4.0  # nats
@@ -53,9 +53,13 @@ class Even(RelaxedWalk):
             raise InputError(
                 f"Expected band of 0 nats or more, got {band!r}. Choose a finite number."
             )
-        super().__init__(nearest(expect_table(self.name, neighbours), k, lambda p: inf, False))
+        super().__init__(expect_table(self.name, neighbours).nearest(k))
         self.band, self.balance = float(band), 0.0  # the balance of one picture, see `open`
         self.relaxes = self.relaxes and self.band > 0.0
+
+    def bound(self, p: float) -> float:
+        """Return no bound: a code may stand for all codes near it."""
+        return inf
 
     def _decide(
         self,
@@ -69,7 +73,7 @@ class Even(RelaxedWalk):
         """Return the accepted child or None, and 1.0 if it replaces the target's code, else 0.0."""
         if code in offered:
             return offered[code], 0.0
-        near = [each for each in offered if (self.relation.near[each] == code).any()]
+        near = [each for each in offered if (self.near[each] == code).any()]
         if not near:
             return None, 0.0
         p = self._distribution(target, node)

@@ -34,8 +34,8 @@ from ragspec.rules.rejection import check_draws, draft_distribution, draw, norma
 from ragspec.rules.walk import descend
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.visual.rules.codebook import CodeNeighbours, Relation, check_size, related
-from ragspec.visual.rules.lantern import Lantern, LanternPlus, expect_table
+from ragspec.visual.rules.codebook import CodeNeighbours
+from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk, expect_table
 from ragspec.visual.rules.tv_budget import APPROXIMATE
 from tests.support.codes import relaxed_distribution
 
@@ -50,7 +50,7 @@ class RelaxedRejection(Rule):
     and sampled candidates. For several siblings and "optimal" it is an upper bound.
 
     Args:
-        relation: Codes that a code stands for.
+        relaxed: The rule that names the codes that a code stands for.
         residual: "optimal" or "paper".
 
     Raises:
@@ -61,18 +61,18 @@ class RelaxedRejection(Rule):
     accepts = frozenset(DraftKind) - {DraftKind.COUPLED}
     needs = Needs(probabilities=True)
 
-    def __init__(self, relation: Relation, residual: Residual = "optimal") -> None:
+    def __init__(self, relaxed: RelaxedWalk, residual: Residual = "optimal") -> None:
         if residual not in get_args(Residual):
             raise InputError(
                 f"Expected residual 'optimal' or 'paper', got {residual!r}. Choose one."
             )
-        self.relation = relation
+        self.relaxed = relaxed
         self.residual = residual
 
     @property
     def label(self) -> str:
         """`exact-for(distribution)` if nothing is relaxed, else `approximate`."""
-        return EXACT_FOR_LABEL if self.relation.nothing else APPROXIMATE
+        return APPROXIMATE if self.relaxed.relaxes else EXACT_FOR_LABEL
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path, the code that follows it, and each position's excess.
@@ -88,7 +88,7 @@ class RelaxedRejection(Rule):
 
         def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
             p, index = target.probabilities(node), target.index(node)
-            check_size(self.relation, len(p))
+            self.relaxed.check_size(len(p))
             rank, spent = None, 0.0
             if siblings:
                 q = None if fixed else draft_distribution(tree, node, p)
@@ -115,7 +115,7 @@ class RelaxedRejection(Rule):
         for rank, code in enumerate(codes):
             draft = _one_hot(code, p) if q is None else q
             distribution = p.numpy()
-            among = related(self.relation, code, distribution)
+            among = self.relaxed.related(code, distribution)
             exact = ratio(p, draft, code)
             relaxed = exact + float(distribution[among].sum() / draft[code])
             spent += min(1.0, relaxed) - min(1.0, exact)
@@ -145,7 +145,7 @@ class LanternRejection(RelaxedRejection):
         residual: Residual = "optimal",
     ) -> None:
         table = expect_table(self.name, neighbours)
-        super().__init__(Lantern(table, k, delta).relation, residual)
+        super().__init__(Lantern(table, k, delta), residual)
 
 
 class LanternPlusRejection(RelaxedRejection):
@@ -162,7 +162,7 @@ class LanternPlusRejection(RelaxedRejection):
         residual: Residual = "optimal",
     ) -> None:
         table = expect_table(self.name, neighbours)
-        super().__init__(LanternPlus(table, k, lam).relation, residual)
+        super().__init__(LanternPlus(table, k, lam), residual)
 
 
 def _one_hot(code: int, like: torch.Tensor) -> torch.Tensor:

@@ -30,15 +30,15 @@ def test_a_rule_alone_takes_what_was_measured_for_the_model(folder: Path, tmp_pa
     before = rule_of(folder, "lantern")
     keep(folder / RELAXATION, lantern={"delta": 0.37, "neighbours": 7}, lantern_plus={"lam": 3.0})
     result = rule_of(folder, "lantern")
-    assert (result.relation.bound(1.0), len(result.relation.near[0])) == (0.37, 7)
-    assert before.relation.bound(1.0) != 0.37
-    assert rule_of(folder, "lantern++").relation.bound(1.0) == 2.0
+    assert (result.bound(1.0), len(result.near[0])) == (0.37, 7)
+    assert before.bound(1.0) != 0.37
+    assert rule_of(folder, "lantern++").bound(1.0) == 2.0
     message = rule_of(folder, "lantern", neighbours=5)  # whoever sets anything sets all
-    assert message.relation.bound(1.0) == before.relation.bound(1.0)
-    assert len(message.relation.near[0]) == 5
+    assert message.bound(1.0) == before.bound(1.0)
+    assert len(message.near[0]) == 5
     assert rule_of(folder, "exact").name == "walk"
     ImagePipeline.from_pretrained(folder, None).save_pretrained(tmp_path / "copy")
-    assert rule_of(tmp_path / "copy", "lantern").relation.bound(1.0) == 0.37
+    assert rule_of(tmp_path / "copy", "lantern").bound(1.0) == 0.37
 
 
 @pytest.mark.parametrize(

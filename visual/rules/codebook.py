@@ -4,16 +4,15 @@ Codes are compared as tokenizers look them up, L2-normalised for LlamaGen (arXiv
 rows have other neighbours. Distances are computed once, in blocks, in float64; a rule only reads
 int32 rows. On normalised rows the order by L2 distance is the order by cosine.
 
-For a drafted code c and the target's distribution p a `Relation` names the codes A(c), without c.
-If the target chooses one of them, a relaxed rule may emit c instead. The *mass* is p(A(c)). The
-relaxed distribution has p(c) + mass at c, nothing on A(c), and p elsewhere, so that its total
-variation from p is the mass.
+For a drafted code c and the target's distribution p a relaxed rule names the codes A(c), without c.
+If the target chooses one of them, it may emit c instead. The *mass* is p(A(c)). The relaxed
+distribution has p(c) + mass at c, nothing on A(c), and p elsewhere, so that its total variation
+from p is the mass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragspec.errors import InputError, RuleError
+from ragspec.errors import InputError
 from ragspec.visual.checks import checked_whole
 
 _BLOCK = 512  # maximum codes that are compared with all others at once
@@ -80,6 +79,10 @@ class CodeNeighbours:
             near[np.arange(len(near)), ids] = -np.inf  # by id: keep equal codes
             rows[ids] = _largest(near, k)
         return cls(rows)
+
+    def nearest(self, k: int | None) -> Codes:
+        """Return the k nearest codes of every code; all if k is None."""
+        return self.rows if k is None else self.rows[:, : checked_whole(k, "k", 0, self.k)]
 
 
 class CodePartition:
@@ -160,54 +163,6 @@ class CodePartition:
                     others = others[np.argsort(-near, kind="stable")]
                 mates[code] = others
         return mates
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Relation:
-    """The codes that each drafted code may stand for.
-
-    Attributes:
-        near: The codes that may be related to each code, nearest first; V in all.
-        bound: Maps the probability of a code under p to the mass that its related codes may have.
-        nothing: Whether no code with any probability is ever related: the rule is the walk.
-    """
-
-    near: Sequence[Codes] | Codes
-    bound: Callable[[float], float]
-    nothing: bool
-
-    @property
-    def size(self) -> int:
-        """The number of codes V of the code-book."""
-        return len(self.near)
-
-
-def nearest(
-    neighbours: CodeNeighbours, k: int | None, bound: Callable[[float], float], nothing: bool
-) -> Relation:
-    """Return the relation of the k nearest codes within a bound; None for all of the table.
-
-    Raises:
-        InputError: k is beyond the table.
-    """
-    count = neighbours.k if k is None else checked_whole(k, "k", 0, neighbours.k)
-    return Relation(neighbours.rows[:, :count], bound, nothing or count == 0)
-
-
-def related(relation: Relation, code: int, p: Distribution) -> Codes:
-    """Return A(code) under p [V], nearest first: the longest prefix of `near` within the bound."""
-    codes = relation.near[code]
-    masses = p[codes].cumsum()
-    return codes[: int(masses.searchsorted(relation.bound(float(p[code])), side="right"))]
-
-
-def check_size(relation: Relation, size: int) -> None:
-    """Raise RuleError unless the target's distribution is over the codes of the relation."""
-    if size != relation.size:
-        raise RuleError(
-            f"the target chooses among {size} codes, the rule's table is of a code-book of "
-            f"{relation.size}; expected one code-book. Build the table from the target's own."
-        )
 
 
 def compared_rows(codebook: Book, normalised: bool = True) -> NDArray[np.float64]:

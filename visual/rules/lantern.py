@@ -24,38 +24,29 @@ as the draft expects below it. A code is only replaced if at least `least_gain` 
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from math import inf
-from operator import mul
 from typing import Self, TypeVar
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, RuleError
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.walk import Walk, descend
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import promised
 from ragspec.visual.checks import check_setting
-from ragspec.visual.rules.codebook import (
-    CodeNeighbours,
-    CodePartition,
-    Distribution,
-    Relation,
-    check_size,
-    nearest,
-    related,
-)
+from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition, Codes, Distribution
 from ragspec.visual.rules.tv_budget import APPROXIMATE, TVBudget
 
 Table = TypeVar("Table", CodeNeighbours, CodePartition)
 
 
 class RelaxedWalk(Rule):
-    """A walk in which a drafted code stands for the codes of a relation.
+    """A walk in which a drafted code stands for the codes near it, up to a mass that `bound` sets.
 
     Every row counts its spending in the rule that `open` returns.
 
     Args:
+        near: The codes that each of V codes may stand for, nearest first.
         tv_budget: See `TVBudget`; a number is a budget that is spent first come, first served.
         least_gain: A drafted code stands for others only if this many nodes are expected below.
 
@@ -67,16 +58,19 @@ class RelaxedWalk(Rule):
     needs = Needs(probabilities=True)
 
     def __init__(
-        self, relation: Relation, tv_budget: TVBudget | float | None = None, least_gain: float = 0.0
+        self,
+        near: Sequence[Codes] | Codes,
+        tv_budget: TVBudget | float | None = None,
+        least_gain: float = 0.0,
     ) -> None:
         check_setting("least_gain", least_gain)
-        self.relation = relation
+        self.near = near
         self.least_gain = least_gain
         if tv_budget is not None and not isinstance(tv_budget, TVBudget):
             tv_budget = TVBudget(tv_budget)
         self.tv_budget = tv_budget
         off = self.tv_budget is not None and self.tv_budget.total == 0.0
-        self.relaxes = not (off or relation.nothing)
+        self.relaxes = not off and self.bound(1.0) > 0.0 and any(map(len, near))
         self.spent = 0.0  # sum of the excess of the row's positions
         self.bounds = True  # whether every draft so far was deterministic: others end the bound
 
@@ -89,6 +83,24 @@ class RelaxedWalk(Rule):
             return APPROXIMATE
         return f"bounded(tv<={float(self.tv_budget.total)})"  # unrounded: never below the bound
 
+    def bound(self, p: float) -> float:
+        """Return the most mass that a code of probability p may stand for."""
+        raise NotImplementedError
+
+    def related(self, code: int, p: Distribution) -> Codes:
+        """Return A(code) under p [V], nearest first: the longest prefix of `near` in the bound."""
+        codes = self.near[code]
+        masses = p[codes].cumsum()
+        return codes[: int(masses.searchsorted(self.bound(float(p[code])), "right"))]
+
+    def check_size(self, size: int) -> None:
+        """Raise RuleError unless the target chooses among the codes of the rule's code-book."""
+        if size != len(self.near):
+            raise RuleError(
+                f"the target chooses among {size} codes, the rule's table is of a code-book of "
+                f"{len(self.near)}; expected one code-book. Build the table from the target's own."
+            )
+
     def open(self) -> Self:
         """Return the rule for one row, with its budget unspent."""
         row = copy(self)
@@ -99,7 +111,7 @@ class RelaxedWalk(Rule):
         """Return the accepted path, the code that follows it, and each position's excess.
 
         Raises:
-            RuleError: Target, draft and relation are not over the same codes.
+            RuleError: Target, draft and rule are not over the same codes.
         """
         if not self.relaxes:
             exact = Walk().judge(tree, target)
@@ -107,7 +119,7 @@ class RelaxedWalk(Rule):
             return Verdict(exact.path, exact.token, (0.0,) * emitted)
         if len(tree):
             self.bounds &= tree.kind is DraftKind.DETERMINISTIC
-            check_size(self.relation, max(self.relation.size, int(tree.tokens.max()) + 1))
+            self.check_size(max(len(self.near), int(tree.tokens.max()) + 1))
         tokens = tree.tokens.tolist()
         below, excess = promised(tree), list[float]()
 
@@ -153,12 +165,12 @@ class RelaxedWalk(Rule):
         self, drafted: Sequence[int], code: int, target: TargetView, node: int, left: float
     ) -> int | None:
         """Return the first drafted code that stands for the target's, or None."""
-        near = [each for each in drafted if (self.relation.near[each] == code).any()]
+        near = [each for each in drafted if (self.near[each] == code).any()]
         if left < 1.0 or not near:
             return None
         p = self._distribution(target, node)  # computed only if needed
         for each in near:
-            if (related(self.relation, each, p) == code).any():
+            if (self.related(each, p) == code).any():
                 return each
         return None
 
@@ -180,7 +192,7 @@ class RelaxedWalk(Rule):
         fresh = p.copy()  # mass of codes that no drafted code is or stands for yet
         fresh[drafted] = 0.0
         for each in eligible:
-            codes = related(self.relation, each, p)
+            codes = self.related(each, p)
             if not len(codes):
                 continue
             masses = fresh[codes].cumsum()
@@ -196,7 +208,7 @@ class RelaxedWalk(Rule):
 
     def _distribution(self, target: TargetView, node: int) -> Distribution:
         p: Distribution = target.probabilities(node).numpy()
-        check_size(self.relation, len(p))
+        self.check_size(len(p))
         return p
 
 
@@ -227,8 +239,12 @@ class Lantern(RelaxedWalk):
     ) -> None:
         table = expect_table(self.name, neighbours)
         check_setting("delta", delta)
-        relation = nearest(table, k, partial(_if_likely, delta), delta == 0.0)
-        super().__init__(relation, tv_budget, least_gain)
+        self.delta = delta
+        super().__init__(table.nearest(k), tv_budget, least_gain)
+
+    def bound(self, p: float) -> float:
+        """Return delta; 0 for a code without probability."""
+        return self.delta if p > 0.0 else 0.0
 
 
 class LanternPlus(RelaxedWalk):
@@ -255,8 +271,12 @@ class LanternPlus(RelaxedWalk):
     ) -> None:
         table = expect_table(self.name, neighbours)
         check_setting("lam", lam)
-        relation = nearest(table, k, partial(mul, lam - 1.0), lam == 1.0)
-        super().__init__(relation, tv_budget, least_gain)
+        self.lam = lam
+        super().__init__(table.nearest(k), tv_budget, least_gain)
+
+    def bound(self, p: float) -> float:
+        """Return (lam - 1) p."""
+        return (self.lam - 1.0) * p
 
 
 class GSD(RelaxedWalk):
@@ -275,9 +295,11 @@ class GSD(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        mates = expect_table(self.name, partition).mates
-        relation = Relation(mates, partial(_if_likely, inf), not any(map(len, mates)))
-        super().__init__(relation, tv_budget, least_gain)
+        super().__init__(expect_table(self.name, partition).mates, tv_budget, least_gain)
+
+    def bound(self, p: float) -> float:
+        """Return no bound; 0 for a code without probability."""
+        return inf if p > 0.0 else 0.0
 
 
 def expect_table(rule: str, table: Table | None) -> Table:
@@ -289,7 +311,3 @@ def expect_table(rule: str, table: Table | None) -> Table:
             f"ragspec.visual.rules.make_rule({rule!r}, codebook), or use ImagePipeline."
         )
     return table
-
-
-def _if_likely(mass: float, p: float) -> float:
-    return mass if p > 0.0 else 0.0

@@ -209,8 +209,8 @@ def test_codes_that_look_alike_are_those_of_the_models_its_book() -> None:
             book = torch.nn.functional.normalize(book, dim=-1)
         difference = torch.cdist(book, book).fill_diagonal_(float("inf"))
         nearest = difference.topk(3, largest=False).indices
-        assert rule.relation.near[:BOOK].tolist() == nearest.tolist()
-        assert rule.relation.near[BOOK:].tolist() == ([[BOOK] * 3] if kind == "emu3" else [])
+        assert rule.near[:BOOK].tolist() == nearest.tolist()
+        assert rule.near[BOOK:].tolist() == ([[BOOK] * 3] if kind == "emu3" else [])
 
 
 @KINDS

@@ -182,7 +182,7 @@ BROKEN = [
     ("fresh[codes] = 0.0", "pass"),
     ("if chosen is None and (codes", "if (codes"),
     ("chosen = code if code in offered else chosen", "pass"),
-    ("codes = codes[:count]", "codes = self.relation.near[each]"),
+    ("codes = codes[:count]", "codes = self.near[each]"),
 ]
 
 

@@ -9,7 +9,6 @@ from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.visual.rules.codebook import related
 from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
 from tests.ragspec.rules.test_walk import plain
 from tests.support import codes
@@ -24,7 +23,7 @@ def test_one_deterministic_candidate_gives_the_relaxed_distribution(rule: Relaxe
     for seed in range(6):
         distributions = Distributions(CODES, seed)
         p, code = codes.distribution_after(distributions), int(distributions.draft(()).argmax())
-        among = related(rule.relation, code, p)
+        among = rule.related(code, p)
         excess = codes.mass(p, among)
         result = codes.first_distribution(rule, distributions, codes.fixed(1))
         assert np.abs(result - codes.relaxed_distribution(p, code, among)).max() < 1e-12

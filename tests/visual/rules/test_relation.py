@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.visual.rules import codebook as module
-from ragspec.visual.rules.codebook import CodePartition, Relation, related
-from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus
+from ragspec.visual.rules import lantern as module
+from ragspec.visual.rules.codebook import CodePartition
+from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
 from tests.support import codes
 
 CODES = 32
@@ -28,10 +28,10 @@ def distribution(seed: int, spread: float = 1.0) -> codes.Distribution:
 @settings(max_examples=100, deadline=None)
 def test_related_codes_are_the_longest_prefix_in_the_bound(seed: int, code: int, k: int) -> None:
     p = distribution(seed)
-    choices = [each.relation for each in (Lantern(TABLE, k, 0.07), LanternPlus(TABLE, k, 2.5))]
-    for relation in choices:
-        bound = 0.07 * (p[code] > 0.0) if relation is choices[0] else 1.5 * p[code]
-        result = related(relation, code, p)
+    choices = (Lantern(TABLE, k, 0.07), LanternPlus(TABLE, k, 2.5))
+    for rule in choices:
+        bound = 0.07 * (p[code] > 0.0) if rule is choices[0] else 1.5 * p[code]
+        result = rule.related(code, p)
         n = len(result)
         assert result.tolist() == TABLE.rows[code, :n].tolist() and n <= k
         assert codes.mass(p, result) <= bound
@@ -43,7 +43,7 @@ def test_related_codes_are_the_longest_prefix_in_the_bound(seed: int, code: int,
         assert (relaxed[result] == 0.0).all()
         others = np.setdiff1d(np.arange(CODES), [*result, code])
         assert (relaxed[others] == p[others]).all()
-        if relation is choices[1]:
+        if rule is choices[1]:
             assert relaxed[code] <= 2.5 * p[code] + 1e-12
 
 
@@ -51,20 +51,20 @@ def test_related_codes_are_the_longest_prefix_in_the_bound(seed: int, code: int,
 def test_more_relaxation_relates_more(kind: str) -> None:
     for seed, code in itertools.product(range(20), range(0, CODES, 5)):
         p = distribution(seed)
-        chain: list[Relation] = {
-            "k": [Lantern(TABLE, k, 0.3).relation for k in range(0, 21, 4)],
-            "delta": [Lantern(TABLE, 20, d).relation for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
-            "lam": [LanternPlus(TABLE, 20, x).relation for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
+        chain: list[RelaxedWalk] = {
+            "k": [Lantern(TABLE, k, 0.3) for k in range(0, 21, 4)],
+            "delta": [Lantern(TABLE, 20, d) for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
+            "lam": [LanternPlus(TABLE, 20, x) for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
         }[kind]
-        for less, more in itertools.pairwise([related(relation, code, p) for relation in chain]):
+        for less, more in itertools.pairwise([rule.related(code, p) for rule in chain]):
             assert less.tolist() == more.tolist()[: len(less)]
 
 
 def test_two_parameters_never_mean_one_another() -> None:
     p = distribution(0)
     code = int(p.argmax())
-    assert Lantern(TABLE, 5, 0.5).relation.bound(p[code]) == 0.5
-    assert LanternPlus(TABLE, 5, 1.5).relation.bound(p[code]) == 0.5 * p[code]
+    assert Lantern(TABLE, 5, 0.5).bound(p[code]) == 0.5
+    assert LanternPlus(TABLE, 5, 1.5).bound(p[code]) == 0.5 * p[code]
     with pytest.raises(InputError, match=r"delta=5.*lantern\+\+"):
         Lantern(TABLE, 5, 5.0)
     with pytest.raises(InputError, match=r"lam=0\.5.*lantern"):
@@ -73,41 +73,40 @@ def test_two_parameters_never_mean_one_another() -> None:
 
 def test_what_relates_nothing_says_so() -> None:
     for rule in (Lantern(TABLE, 0, 0.5), Lantern(TABLE, 5, 0.0), LanternPlus(TABLE, 5, 1.0)):
-        assert rule.relation.nothing
-    assert LanternPlus(TABLE, 0, 9.0).relation.nothing
-    assert not Lantern(TABLE, 1, 0.1).relation.nothing
-    assert GSD(CodePartition(np.arange(CODES, dtype=np.int32))).relation.nothing
-    assert not GSD(CodePartition(np.zeros(CODES, np.int32))).relation.nothing
+        assert not rule.relaxes
+    assert not LanternPlus(TABLE, 0, 9.0).relaxes
+    assert Lantern(TABLE, 1, 0.1).relaxes
+    assert not GSD(CodePartition(np.arange(CODES, dtype=np.int32))).relaxes
+    assert GSD(CodePartition(np.zeros(CODES, np.int32))).relaxes
 
 
 def test_a_cluster_is_related_whatever_it_weighs() -> None:
     partition = CodePartition.build(codes.codebook(CODES), 4)
     p = distribution(1)
-    result = related(GSD(partition).relation, 9, p)
+    result = GSD(partition).related(9, p)
     inside = partition.clusters == partition.clusters[9]
     assert sorted([*result.tolist(), 9]) == np.flatnonzero(inside).tolist()
     assert codes.mass(p, result) == pytest.approx(p[inside].sum() - p[9])
 
 
 @pytest.mark.parametrize(
-    "relation",
-    [GSD(CodePartition.build(codes.codebook(CODES), 4)).relation, Lantern(TABLE, 5, 0.9).relation],
+    "rule", [GSD(CodePartition.build(codes.codebook(CODES), 4)), Lantern(TABLE, 5, 0.9)]
 )
-def test_a_code_that_the_distribution_excludes_stands_for_no_other(relation: Relation) -> None:
-    code = next(c for c in range(relation.size) if len(relation.near[c]))
-    p = np.zeros(relation.size)
-    p[relation.near[code][0]] = 0.8
-    assert codes.mass(p, related(relation, code, p)) == 0.0
+def test_a_code_that_the_distribution_excludes_stands_for_no_other(rule: RelaxedWalk) -> None:
+    code = next(c for c in range(CODES) if len(rule.near[c]))
+    p = np.zeros(CODES)
+    p[rule.near[code][0]] = 0.8
+    assert codes.mass(p, rule.related(code, p)) == 0.0
     p[code] = 0.2
-    assert codes.mass(p, related(relation, code, p)) == 0.8
+    assert codes.mass(p, rule.related(code, p)) == 0.8
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('side="right"))', 'side="right")) + 1'),
+        ('(float(p[code])), "right"))', '(float(p[code])), "right")) + 1'),
         ("masses = p[codes].cumsum()", "codes = codes[1:]; masses = p[codes].cumsum()"),
-        ("neighbours.rows[:, :count]", "neighbours.rows"),
+        ("table.nearest(k)", "table.nearest(None)"),
     ],
 )
 def test_prefixes_off_by_one_are_visible(old: str, new: str) -> None:
@@ -115,10 +114,10 @@ def test_prefixes_off_by_one_are_visible(old: str, new: str) -> None:
     wrong = codes.broken(module, old, new)
 
     def sound(where: object) -> bool:
-        relation = where.nearest(TABLE, 4, lambda p: 0.07, False)  # type: ignore[attr-defined]
+        rule = where.Lantern(TABLE, 4, 0.07)  # type: ignore[attr-defined]
         for seed, code in itertools.product(range(10), range(CODES)):
             p = distribution(seed)
-            result = where.related(relation, code, p)  # type: ignore[attr-defined]
+            result = rule.related(code, p)
             prefix = TABLE.rows[code, : len(result)].tolist()
             if codes.mass(p, result) > 0.07 or len(result) > 4 or result.tolist() != prefix:
                 return False
