@@ -7,14 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragspec.drafters.base import Drafter
-from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.sampling.settings import checked_count, whole
-from ragspec.verification.causal import CausalTarget
 from ragspec.visual.checks import check_setting
-from ragspec.visual.loading import NAMES, NONE
 from ragspec.visual.models.raster import Raster
 
 OUTPUTS = ("pil", "np", "pt", "latent")
@@ -180,28 +176,6 @@ class PipelineOptions:
     def __post_init__(self) -> None:
         if self.min_expected_gain is not None:
             check_setting("min_expected_gain", self.min_expected_gain)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftSource:
-    """Creates the drafter of each call, or several drafters, which the engine fuses.
-
-    Attributes:
-        name: The drafter's name, several joined by "+"; None for plain decoding.
-        make: Creates the drafter for a target and its conditions.
-        model, head: The draft model and the draft head, if the drafter has one.
-    """
-
-    name: str | None
-    make: Callable[[CausalTarget, Any], Drafter | list[Drafter] | None]
-    model: Any = None
-    head: DraftHead | None = None
-
-    @property
-    def saved_name(self) -> str | None:
-        """The name that restores the drafter from a folder; None if none does."""
-        names = (self.name or NONE).split("+")
-        return "+".join(names) if set(names) <= set(NAMES) else None
 
 
 def seeds_of(

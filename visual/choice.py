@@ -5,9 +5,9 @@ states. Jacobi drafting needs no model.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.heads.files import holds_head, open_head
@@ -17,7 +17,7 @@ from ragspec.registry import names, resolve
 from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.causal import CausalTarget
-from ragspec.visual.call import DraftSource, PipelineOptions
+from ragspec.visual.call import PipelineOptions
 from ragspec.visual.checks import check_drafters
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import AUTO, HEAD, JACOBI, MODEL, NONE, find_draft
@@ -60,6 +60,45 @@ def family_of(family: object, kind: str | None, described: str) -> type[Family]:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftSource:
+    """Creates the drafters of each call, which the engine fuses.
+
+    Attributes:
+        parts: The name and the object of each: a draft model, a head, a drafter, or None for the
+            target's last forward ("jacobi").
+        settings: How a model or a head drafts.
+    """
+
+    parts: Sequence[tuple[str, Any]]
+    family: Family
+    settings: PipelineOptions
+
+    @property
+    def name(self) -> str | None:
+        """The drafter's name, several joined by "+"; None for plain decoding."""
+        return "+".join(name for name, _ in self.parts) or None
+
+    def first(self, name: str) -> Any:
+        """Return the first draft model ("model") or draft head ("head"); None without one."""
+        parts = (part for each, part in self.parts if each == name)
+        return next((part for part in parts if not isinstance(part, Drafter)), None)
+
+    def make(self, target: CausalTarget, conditions: object) -> list[Drafter]:
+        """Return the drafters for a target and its conditions."""
+        return [self._drafter(part, target, conditions) for _, part in self.parts]
+
+    def _drafter(self, part: Any, target: CausalTarget, conditions: object) -> Drafter:
+        if isinstance(part, Drafter):
+            return part
+        if isinstance(part, DraftHead):
+            from ragspec.drafters.heads.drafter import HeadDrafter
+
+            mode, gain = self.settings.draft_mode, self.settings.min_expected_gain
+            return HeadDrafter(part, target, mode=mode, min_expected_gain=gain)
+        return self.family.make_drafter(part, target, conditions, self.settings)
+
+
 def choose_drafter(
     drafter: object, family: Family, settings: PipelineOptions, named: bool = True
 ) -> DraftSource:
@@ -78,61 +117,26 @@ def choose_drafter(
         ModelNotFoundError: The folder of the drafter is missing.
         InputError: The object cannot draft, or the family does not support several drafters.
     """
-    if isinstance(drafter, list | tuple):
-        check_drafters(drafter, settings.draft_mode, family.unit == "codes")
-        if len(drafter) > 1:
-            return _together([choose_drafter(each, family, settings, named) for each in drafter])
-        drafter = drafter[0] if drafter else None
-    name = drafter if isinstance(drafter, str) else None
-    if name == AUTO:
-        name = drafter = family.usual_drafter(settings.draft_mode, named)
-    if drafter is None or name == NONE:
-        return DraftSource(None, partial(_always, None))
-    if name == JACOBI:
-        check_drafters([drafter], settings.draft_mode)
-        return DraftSource(JACOBI, partial(family.make_drafter, None, settings=settings))
+    meant = {AUTO: family.usual_drafter(settings.draft_mode, named), NONE: None}
+    requests = drafter if isinstance(drafter, list | tuple) else [drafter]
+    requests = [meant.get(each, each) if isinstance(each, str) else each for each in requests]
+    requests = [each for each in requests if each is not None]
+    check_drafters(requests, settings.draft_mode, family.unit == "codes")
+    return DraftSource([_named(each, family) for each in requests], family, settings)
+
+
+def _named(drafter: object, family: Family) -> tuple[str, Any]:
+    """Return the name and the object of a drafter, see `DraftSource`."""
+    if isinstance(drafter, str) and drafter == JACOBI:
+        return JACOBI, None
     if isinstance(drafter, str | Path):
         path = find_draft(drafter, family.folder)
         drafter = open_head(path) if holds_head(path) else family.load_draft(path)
     if isinstance(drafter, DraftHead):
-        return DraftSource(HEAD, partial(_head_drafter, drafter, settings), None, drafter)
+        return HEAD, drafter
     if family.check_draft(drafter):
-        make = partial(family.make_drafter, drafter, settings=settings)
-        return DraftSource(MODEL, make, drafter)
-    created = expect_drafter(drafter)
-    return DraftSource(created.name, partial(_always, created))
-
-
-def _together(sources: Sequence[DraftSource]) -> DraftSource:
-    """Combine several sources into one, with the first model and the first head among them."""
-    return DraftSource(
-        "+".join(str(each.name) for each in sources),
-        partial(_every_drafter, sources),
-        next((each.model for each in sources if each.model is not None), None),
-        next((each.head for each in sources if each.head is not None), None),
-    )
-
-
-# Functions and no lambdas, as a pipeline can be pickled.
-
-
-def _always(drafter: Drafter | None, *_: object) -> Drafter | None:
-    return drafter
-
-
-def _every_drafter(
-    sources: Sequence[DraftSource], target: CausalTarget, conditions: object
-) -> list[Drafter]:
-    return [cast("Drafter", each.make(target, conditions)) for each in sources]
-
-
-def _head_drafter(
-    head: DraftHead, settings: PipelineOptions, target: CausalTarget, _: object
-) -> Drafter:
-    from ragspec.drafters.heads.drafter import HeadDrafter
-
-    gain = settings.min_expected_gain
-    return HeadDrafter(head, target, mode=settings.draft_mode, min_expected_gain=gain)
+        return MODEL, drafter
+    return expect_drafter(drafter).name, drafter
 
 
 def mode_for(rule: Rule, mode: str | None = None) -> str:

@@ -31,6 +31,10 @@ from ragspec.visual.choice import choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import (
     AUTO,
+    HEAD,
+    MODEL,
+    NAMES,
+    NONE,
     SETUP,
     ImageFolder,
     as_saved,
@@ -103,8 +107,8 @@ class ImagePipeline:
         self._saved_rule = rule if isinstance(rule, str) else None
         chosen = replace(options, draft_mode=mode_for(self.rule, options.draft_mode))
         self.source = choose_drafter(drafter, self.family, chosen, named)
-        self.draft = self.source.model
-        self.family.settle(self.rule, self.source, nodes)
+        self.draft = self.source.first(MODEL)
+        self.family.settle(self.rule, self.source.name, nodes)
         self.rule_name = rule if isinstance(rule, str) else self.rule.name
         if self.source.name is None:
             self.rule_name = kind.plain_rule or self.rule_name
@@ -219,10 +223,10 @@ class ImagePipeline:
             self.family.save(new, **options)
             if self.draft is not None:
                 self.draft.save_pretrained(new / "draft", **options)
-            if self.source.head is not None:
+            if (head := self.source.first(HEAD)) is not None:
                 from ragspec.drafters.heads.files import save_head
 
-                save_head(self.source.head, new / "head")
+                save_head(head, new / "head")
             if folder is not None and folder.relaxation is not None:
                 shutil.copyfile(folder.relaxation, new / folder.relaxation.name)
             for part in ("draft", "head"):
@@ -246,9 +250,10 @@ class ImagePipeline:
     def _record(self) -> dict[str, object]:
         """Return the settings to save beside the rule."""
         budget: Any = AUTO if isinstance(self.budget, AutoBudget) else None
+        name = self.source.name or NONE
         return {
             **self.family.record,
-            "drafter": self.source.saved_name,
+            "drafter": name if set(name.split("+")) <= set(NAMES) else None,
             "budget": self.budget.nodes if isinstance(self.budget, FixedBudget) else budget,
             "batch_size": self.batch_size,
             "draft_mode": self._options.draft_mode,

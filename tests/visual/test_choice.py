@@ -54,10 +54,10 @@ def test_what_drafts_has_a_name(inputs: Any, name: str | None, folder: Path) -> 
 
 
 def test_a_draft_model_is_guided_as_the_target_is(folder: Path) -> None:
-    instance = target()
+    instance, parts = target(), find_folder(folder)
     for inputs in ("model", folder / "draft", str(folder / "draft")):
-        drafter = source(inputs, Walk(), instance.model, find_folder(folder)).make(instance, LABELS)
-        assert drafter is not None and drafter.kind is DraftKind.COUPLED
+        (drafter,) = source(inputs, Walk(), instance.model, parts).make(instance, LABELS)
+        assert drafter.kind is DraftKind.COUPLED
         current = drafter.model
         assert isinstance(current, ImageTarget) and current.copies == 2
         assert (current.guidance_scale, current.guidance_interval) == (3.0, (0, 4))
@@ -66,18 +66,18 @@ def test_a_draft_model_is_guided_as_the_target_is(folder: Path) -> None:
 
 def test_the_rule_decides_how_a_model_drafts(folder: Path) -> None:
     instance, parts = target(), find_folder(folder)
-    result = source("model", ChainRejection(), instance.model, parts).make(instance, LABELS)
-    assert result is not None and result.kind is DraftKind.SAMPLED
+    (result,) = source("model", ChainRejection(), instance.model, parts).make(instance, LABELS)
+    assert result.kind is DraftKind.SAMPLED
     mode = "sampled-without-replacement"
-    request = source("model", Walk(), instance.model, parts, mode).make(instance, LABELS)
-    assert request is not None and request.kind is DraftKind.SAMPLED_WITHOUT_REPLACEMENT
+    (request,) = source("model", Walk(), instance.model, parts, mode).make(instance, LABELS)
+    assert request.kind is DraftKind.SAMPLED_WITHOUT_REPLACEMENT
 
 
 def test_a_head_goes_on_from_the_target_of_the_call(folder: Path) -> None:
-    instance = target()
+    instance, parts = target(), find_folder(folder)
     for inputs in ("head", folder / "head"):
-        result = source(inputs, Walk(), instance.model, find_folder(folder)).make(instance, LABELS)
-        assert result is not None and result.target is instance
+        (result,) = source(inputs, Walk(), instance.model, parts).make(instance, LABELS)
+        assert result.target is instance
 
 
 @pytest.mark.parametrize("name", ["model", "head"])
@@ -85,16 +85,15 @@ def test_what_a_draft_reads_on_for_reaches_its_drafter(folder: Path, name: str) 
     instance, parts = target(), find_folder(folder)
     for inputs in (name, ["jacobi", name]):
         drafters = source(inputs, Walk(), instance.model, parts, None, 0.5).make(instance, LABELS)
-        last = drafters[-1] if isinstance(drafters, list) else drafters
-        assert last.settings.min_expected_gain == 0.5
+        assert drafters[-1].settings.min_expected_gain == 0.5
 
 
 @pytest.mark.parametrize(
     ("rule", "kind"), [(Walk(), DraftKind.COUPLED), (ChainRejection(), DraftKind.SAMPLED)]
 )
 def test_jacobi_takes_the_form_that_the_rule_can_judge(rule: Walk, kind: DraftKind) -> None:
-    result = source("jacobi", rule, tiny_images.model(), None).make(target(), LABELS)
-    assert result is not None and result.kind is kind
+    (result,) = source("jacobi", rule, tiny_images.model(), None).make(target(), LABELS)
+    assert result.kind is kind
     assert result.width == tiny_images.SIDE
 
 
@@ -106,10 +105,10 @@ def test_every_rule_draws_with_the_usual_drafter(folder: Path, rule: str) -> Non
 
 def test_an_object_is_taken_as_it_is() -> None:
     current = NoisyTrees({})
-    assert source(current, Walk(), tiny_images.model(), None).make(target(), LABELS) is current
+    assert source(current, Walk(), tiny_images.model(), None).make(target(), LABELS) == [current]
     small = tiny_images.model(layers=1)
-    result = source(small, Walk(), tiny_images.model(), None).make(target(), LABELS)
-    assert result is not None and result.model.model is small
+    (result,) = source(small, Walk(), tiny_images.model(), None).make(target(), LABELS)
+    assert result.model.model is small
 
 
 def test_what_cannot_draft_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -135,9 +134,10 @@ def test_several_drafters_are_fused(folder: Path) -> None:
     instance = target()
     several = source(["jacobi", "model"], Walk(), instance.model, find_folder(folder))
     assert [each.name for each in several.make(instance, LABELS)] == ["jacobi", "model"]
-    assert several.model is not None and several.head is None
-    assert source([], Walk(), instance.model, None).make(instance, LABELS) is None
-    assert source(["jacobi"], Walk(), instance.model, None).make(instance, LABELS).name == "jacobi"
+    assert several.first("model") is not None and several.first("head") is None
+    assert source([], Walk(), instance.model, None).make(instance, LABELS) == []
+    (alone,) = source(["jacobi"], Walk(), instance.model, None).make(instance, LABELS)
+    assert alone.name == "jacobi"
 
 
 def test_a_budget_of_variation_is_drafted_for_as_it_can_bound(folder: Path) -> None:
@@ -145,10 +145,10 @@ def test_a_budget_of_variation_is_drafted_for_as_it_can_bound(folder: Path) -> N
     book = torch.randn(tiny_images.CODES, 4, generator=torch.Generator().manual_seed(0))
     bounded = make_rule("lantern", book, tv_budget=0.5)
     free = make_rule("lantern", book)
-    drafter = source("auto", bounded, instance.model, parts).make(instance, LABELS)
+    (drafter,) = source("auto", bounded, instance.model, parts).make(instance, LABELS)
     assert drafter.kind is DraftKind.DETERMINISTIC
     for rule in (free, Walk()):
-        drafter = source("auto", rule, instance.model, parts).make(instance, LABELS)
+        (drafter,) = source("auto", rule, instance.model, parts).make(instance, LABELS)
         assert (drafter.name, drafter.kind) == ("jacobi", DraftKind.COUPLED)
     for rule, mode in ((bounded, "deterministic"), (Walk(), "sampled-without-replacement")):
         with pytest.raises(errors.InputError, match=f"{mode} drafts are needed"):

@@ -18,7 +18,7 @@ from ragspec.rules.base import Rule
 from ragspec.sampling.settings import whole
 from ragspec.types import PreTrainedModel
 from ragspec.verification.causal import CausalTarget
-from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions
+from ragspec.visual.call import ImageCall, ImageConfig, PipelineOptions
 from ragspec.visual.checks import class_number
 from ragspec.visual.loading import (
     ImageFolder,
@@ -264,8 +264,8 @@ class Family:
         sizes = {"positions": grid.tokens, "marks": grid.ends, "normalised": codec.normalised}
         return make_rule(rule, codec.codebook(), **sizes, **settings), settings
 
-    def settle(self, rule: Rule, drafter: DraftSource, nodes: int) -> None:
-        """Take note of rule, drafter and draft nodes; raise InputError if they do not fit."""
+    def settle(self, rule: Rule, drafter: str | None, nodes: int) -> None:
+        """Prepare for rule, drafter (by name) and draft nodes; raise InputError for a misfit."""
 
     def usual_drafter(self, mode: str, named: bool) -> str | None:
         """Return the name of the drafter for "auto".

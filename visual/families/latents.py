@@ -14,7 +14,7 @@ from ragspec.reports.generation import Generation
 from ragspec.reports.report import kind_of_label
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
-from ragspec.visual.call import DraftSource, ImageConfig, PipelineOptions
+from ragspec.visual.call import ImageConfig, PipelineOptions
 from ragspec.visual.checks import DENOISING
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
@@ -148,7 +148,7 @@ class Latents(LatentFamily, LlamaGen):
         """Return the latents [h, w, D] of one image."""
         return self.model.restored(target.table.latents[codes_of(tokens, raster)])
 
-    def settle(self, rule: Rule, drafter: DraftSource, nodes: int) -> None:
+    def settle(self, rule: Rule, drafter: str | None, nodes: int) -> None:
         """Take note of the most latents in a draft of "jacobi"."""
         self._nodes = max(1, nodes)
 

@@ -20,13 +20,13 @@ from ragspec.errors import InputError
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.call import DraftSource, ImageCall, ImageConfig, PipelineOptions, some
+from ragspec.visual.call import ImageCall, ImageConfig, PipelineOptions, some
 from ragspec.visual.checks import DENOISING, check_setting
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.latents import LatentFamily
 from ragspec.visual.latents.rules import Near
 from ragspec.visual.latents.target import LatentDraws
-from ragspec.visual.loading import ImageFolder, is_model, read_kind
+from ragspec.visual.loading import MODEL, ImageFolder, is_model, read_kind
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import (
@@ -103,16 +103,16 @@ class Mar(LatentFamily):
         record = {"steps": self.schedule.steps, "floor": self._floor}
         return {**record, "iterations": self.iterations, "prefill": self.prefill}
 
-    def settle(self, rule: Rule, drafter: DraftSource, nodes: int) -> None:
+    def settle(self, rule: Rule, drafter: str | None, nodes: int) -> None:
         """Set what depends on drafts: the iterations, the floor and the latents of a draft."""
-        places, drafted = self.raster.codes, drafter.name is not None
+        places, drafted = self.raster.codes, drafter is not None
         if drafted and self.iterations not in (0, places):
             raise InputError(
                 f"got iterations={self.iterations} with a drafter; expected {places}, one a "
                 "latent: drafts are judged in order. Leave iterations out, or the drafter."
             )
         self.iterations = self.iterations or (places if drafted else min(ITERATIONS, places))
-        self._window, self._ahead = nodes, nodes if drafter.model is None else 0
+        self._window, self._ahead = nodes, 0 if drafter == MODEL else nodes
         self._needs_density = drafted and not isinstance(rule, Near)
         if self._floor is None and self._needs_density:
             self.schedule = LearnedSchedule(self.schedule.steps, FLOOR)

@@ -46,7 +46,7 @@ def test_a_model_drafts_in_the_targets_steps_with_its_guidance(folder: Path) -> 
     for scale in (1.0, 2.0):
         table = conditions.table(pipe.family.trunk)
         target = LatentTarget(pipe.model, table, scale, pipe.family.schedule)
-        drafter = pipe.source.make(target, conditions)
+        (drafter,) = pipe.source.make(target, conditions)
         assert isinstance(drafter, LatentDrafter) and drafter.draft.table is target.table
         assert drafter.min_expected_gain == 0.4
         assert drafter.draft.sampler.schedule == pipe.family.schedule == NoiseSchedule(3, 0.2)
