@@ -68,7 +68,8 @@ class LatentSession(DraftSession):
         self._noise = NoiseStream(0) if distribution is None else distribution.noise
         self._prompt = request.prompt
         draft = drafter.draft
-        self._cache = None if draft is None else draft.draft_cache(len(request.prompt) + 256)
+        cached = isinstance(draft, LatentTarget)
+        self._cache = draft.draft_cache(len(request.prompt) + 256) if cached else None
         self._drafter = drafter
         self._accept_rate = _TYPICAL
         self._drafted: list[int] = []
@@ -107,11 +108,13 @@ class LatentSession(DraftSession):
         """Return the number of the next latent, sampled here or by the target's last forward."""
         draft, size = self._drafter.draft, len(self._drafted)
         indices = [context.generated + size]
-        if self._cache is None:
+        if draft is None:
             target: Any = self._drafter.target
             number: int | None = target.guess(picture_of(self._prompt), indices[0])
             return number
-        if size:  # the last draft
+        if self._cache is None:  # of a masked model, which reads every text anew
+            states = draft.read_next([*context.tokens, *self._drafted])
+        elif size:  # the last draft
             states = self._cache.extend(self._drafted[-1:], [size - 2])
         else:
             states = self._cache.read(context.tokens)

@@ -7,7 +7,6 @@ above them, which stands for an image.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -88,10 +87,6 @@ class MaskedTarget(LatentDraws, CausalTarget):
         """Return an empty session of B rows; it caches nothing and ignores the capacity."""
         return MaskedSession(self, rows)
 
-    def draft_cache(self, capacity: int) -> "MaskedReader":
-        """Return a reader for drafting with this model; see `LatentTarget.draft_cache`."""
-        return MaskedReader(self)
-
     @torch.no_grad()
     def read(self, pictures: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Tensor:
         """Return the states [R, N, C, H] of all places under R masked prefixes, in one forward.
@@ -123,6 +118,11 @@ class MaskedTarget(LatentDraws, CausalTarget):
         """Select the states [n, C * H] of some indices from those of all places [N, C, H]."""
         places = self.orders[picture][list(indices)].to(states.device)
         return states[places].flatten(1)
+
+    def read_next(self, tokens: Sequence[int]) -> Tensor:
+        """Return the states [1, C * H] of the latent after a text."""
+        picture, numbers = picture_of(tokens), tokens[1:]
+        return self.at(self.read([picture], [numbers])[0], picture, [len(numbers)])
 
     def draw(self, views: Sequence[LatentView]) -> None:
         """Sample the target's latents for every node of all views, and those ahead of them."""
@@ -209,33 +209,6 @@ class MaskedSession(TargetSession):
         """Keep the pending numbers and those of the accepted nodes."""
         for text, (fresh, tree), path in zip(self.active_rows, self._read, paths, strict=True):
             text += [*fresh, *(int(tree.tokens[node]) for node in path)]
-
-
-class MaskedReader:
-    """The text and the draft that a masked draft model reads; see `DraftCache`."""
-
-    lease = nullcontext
-
-    def __init__(self, target: MaskedTarget) -> None:
-        self._target = target
-        self._text: Sequence[int] = ()
-
-    def room(self, tokens: Sequence[int]) -> int:
-        """Return how many latents fit behind this text."""
-        return int(self._target.model.places) + 1 - len(tokens)
-
-    def read(self, tokens: Sequence[int]) -> Tensor:
-        """Read a text; return the states [1, C * H] of the next latent."""
-        self._text, picture, numbers = tokens, picture_of(tokens), tokens[1:]
-        states = self._target.read([picture], [numbers])[0]
-        return self._target.at(states, picture, [len(numbers)])
-
-    def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        """Append drafts to the text; return the states [1, C * H] of the next latent."""
-        return self.read([*self._text, *tokens])
-
-    def commit(self, tokens: Sequence[int]) -> None:
-        """Do nothing, as `read` starts anew."""
 
 
 def picture_of(tokens: Sequence[int]) -> int:
