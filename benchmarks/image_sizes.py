@@ -26,7 +26,7 @@ from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline import ImagePipeline
-from ragspec.visual.rules.by_name import default_neighbours
+from ragspec.visual.rules.by_name import default_settings
 from ragspec.visual.rules.codebook import CodeNeighbours
 
 LABEL = "random weights"
@@ -157,7 +157,7 @@ def config_like(config: LlamaGenConfig, layers: int) -> LlamaGenConfig:
 def lantern_k(model: Any) -> int:
     """Return LANTERN's k for a model's codes: 1,000 of 16,384 as published."""
     codes = int(model.config.vocab_size)
-    return 1000 if codes == CODES else default_neighbours(codes)
+    return 1000 if codes == CODES else int(default_settings("lantern", codes)["neighbours"])
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from baselines.cool_sd import Cool
 from baselines.even import Even
 from baselines.lantern_published import LanternPlusRejection, LanternRejection
-from ragspec.visual.rules.by_name import default_delta, default_lam, default_neighbours
+from ragspec.visual.rules.by_name import default_settings
 from ragspec.visual.rules.codebook import CodeNeighbours
 
 BASELINES = MappingProxyType(
@@ -25,12 +25,13 @@ def make_baseline(name: str, codebook: Any, **settings: Any) -> Any:
         settings: Settings of the rule; `neighbours` is a number of near codes.
     """
     size = len(codebook)
+    usual = default_settings(name, size)
     if name != Cool.name:
-        fewest = max(1, size // 6) if name == Even.name else default_neighbours(size, name)
+        fewest = max(1, size // 6) if name == Even.name else usual["neighbours"]
         near = int(settings.pop("neighbours", fewest))
         settings["neighbours"] = CodeNeighbours.build(codebook, near, True)
     if name == LanternRejection.name:
-        settings.setdefault("delta", default_delta(size))
+        settings.setdefault("delta", usual["delta"])
     if name == LanternPlusRejection.name:
-        settings.setdefault("lam", default_lam(size))
+        settings.setdefault("lam", usual["lam"])
     return BASELINES[name](**settings)

@@ -122,9 +122,9 @@ def _settings(name: str, rule: str, match: re.Match[str]) -> dict[str, Any]:
 
 def default_variants(codes: int, has_draft: bool, has_head: bool) -> tuple[str, ...]:
     """Return the default variants for a code-book of `codes` codes."""
-    from ragspec.visual.rules.by_name import default_delta
+    from ragspec.visual.rules.by_name import default_settings
 
-    delta = default_delta(codes)
+    delta = default_settings("lantern", codes)["delta"]
     variants = ["exact"] if has_draft or has_head else []
     if has_draft:
         variants += ["rejection"]

@@ -21,44 +21,21 @@ from ragspec.models.device import input_device
 SPARE = 64  # positions beyond the last code, for forwards that only measure time
 
 
-class GridRotary:
-    """Rotation tables for L condition positions and the side * side codes behind them.
+def grid_rotations(length: int, side: int, width: int, theta: float = 1e4) -> Tensor:
+    """Return the rotations complex128 [L + side * side + SPARE, 1, width / 2] of all positions.
 
     Args:
+        length: L, the condition positions before the side * side codes.
         width: Width of a head, a multiple of 4.
         theta: Base of the angular speeds.
     """
-
-    def __init__(self, condition_length: int, side: int, width: int, theta: float = 1e4) -> None:
-        self.condition_length = condition_length
-        self.side = side
-        self.width = width
-        self.theta = theta
-        self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-
-    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the rotations complex [B, n, 1, width / 2] at positions i64 [B, n].
-
-        Args:
-            dtype: Type of the states to rotate; half precision is rotated in float32.
-        """
-        number = torch.complex128 if dtype == torch.float64 else torch.complex64
-        key = (positions.device, number)
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = self._table().to(positions.device, number)
-        return table[positions]
-
-    def _table(self) -> Tensor:
-        """Return complex128 [L + side * side + SPARE, 1, width / 2]."""
-        quarter = self.width // 4
-        speeds = self.theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
-        places = torch.arange(self.side**2 + SPARE)
-        rows = (places // self.side)[:, None] * speeds
-        grid = torch.cat([rows, (places % self.side)[:, None] * speeds], dim=-1)
-        turned = torch.polar(torch.ones_like(grid), grid)
-        still = torch.zeros(self.condition_length, 2 * quarter, dtype=turned.dtype)
-        return torch.cat([still, turned])[:, None]
+    quarter = width // 4
+    speeds = theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
+    places = torch.arange(side**2 + SPARE)
+    rows = (places // side)[:, None] * speeds
+    grid = torch.cat([rows, (places % side)[:, None] * speeds], dim=-1)
+    turned = torch.polar(torch.ones_like(grid), grid)
+    return torch.cat([torch.zeros(length, 2 * quarter, dtype=turned.dtype), turned])[:, None]
 
 
 def rotate(states: Tensor, rotation: Tensor) -> Tensor:
@@ -229,10 +206,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         self.layers = nn.ModuleList(_Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        width = config.hidden_size // config.num_attention_heads
-        self.rotary = GridRotary(
-            config.condition_length, config.grid_size, width, config.rope_theta
-        )
+        self._rotations: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -244,6 +218,20 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     def _place(self) -> torch.device:
         """The device of inputs; an offloaded model keeps its weights elsewhere."""
         return input_device(self.embed_tokens)
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the rotations complex [B, n, 1, width / 2] at positions i64 [B, n].
+
+        Args:
+            dtype: Type of the states to rotate; half precision is rotated in float32.
+        """
+        number = torch.complex128 if dtype == torch.float64 else torch.complex64
+        key, config = (positions.device, number), self.config
+        if key not in self._rotations:
+            width = config.hidden_size // config.num_attention_heads
+            sizes = config.condition_length, config.grid_size, width
+            self._rotations[key] = grid_rotations(*sizes, config.rope_theta).to(*key)
+        return self._rotations[key][positions]
 
     def condition(self, inputs: Tensor) -> Tensor:
         """Return condition embeddings [B, L, hidden].
@@ -318,7 +306,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             position_ids=position_ids,
         )
         states = functional.dropout(states, self.config.dropout, self.training)
-        rotation = self.rotary.rotation(position_ids, states.dtype)
+        rotation = self.rotation(position_ids, states.dtype)
         for layer in self.layers:
             states = layer(states, rotation, mask, past_key_values)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

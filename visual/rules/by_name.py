@@ -13,6 +13,7 @@ They are starting points. Every run measures their cost (`tv_excess`), and a bud
 """
 
 from inspect import signature
+from typing import Any
 
 from ragspec.errors import UnknownNameError
 from ragspec.registry import names, resolve, unknown
@@ -24,56 +25,46 @@ from ragspec.visual.rules.tv_budget import TVBudget
 PUBLISHED_CODES = 16_384
 
 
-def default_neighbours(codes: int, rule: str = "lantern") -> int:
-    """Return k for a code-book of `codes` codes; at most 10 for LANTERN++."""
-    k = max(1, min(codes - 1, round(codes / 25)))
-    return min(k, 10) if rule.startswith("lantern++") else k
+def default_settings(rule: str, codes: int) -> dict[str, Any]:
+    """Return the settings that fit a code-book of `codes` codes, whether the rule has them or not.
 
-
-def default_delta(codes: int) -> float:
-    """Return LANTERN's delta for a code-book of so many codes."""
-    return float(0.1 * (codes / PUBLISHED_CODES) ** 0.5)
-
-
-def default_lam(codes: int) -> float:
-    """Return LANTERN++'s lambda for a code-book of so many codes."""
-    return float(1.0 + 4.0 * (codes / PUBLISHED_CODES) ** 0.25)
-
-
-def default_clusters(codes: int) -> int:
-    """Return the number of GSD's clusters for a code-book of `codes` codes."""
-    return max(1, codes // 8)
+    The numbers of neighbours and of clusters are "neighbours" and "partition".
+    """
+    k, share = max(1, min(codes - 1, round(codes / 25))), codes / PUBLISHED_CODES
+    return {
+        "neighbours": min(k, 10) if rule.startswith("lantern++") else k,
+        "partition": max(1, codes // 8),
+        "delta": 0.1 * share**0.5,
+        "lam": 1.0 + 4.0 * share**0.25,
+    }
 
 
 def make_rule(
     name: str,
     codebook: Book,
     *,
-    neighbours: int | None = None,
-    partition: int | None = None,
     tv_budget: TVBudget | float | None = None,
     positions: int | None = None,
     normalised: bool = True,
     marks: int = 0,
-    **settings: object,
+    **settings: Any,
 ) -> Rule:
     """Return a rule by its name, for a target over the codes of `codebook` [V, d].
 
     Args:
         name: "exact" (the walk), a name of `relaxed`, or any other rule's.
-        neighbours: k; None for a number that fits the code-book.
-        partition: The number of clusters, likewise.
         tv_budget: See `TVBudget`. A number is spread evenly over `positions`, if set.
         positions: Codes per image.
         normalised: See `CodeNeighbours.build`.
         marks: How many ids behind those of the codes are no codes, such as the end of a row.
         settings: Those of the rule, such as delta, lam and least_gain; None for the default.
+            "neighbours" is their number k, "partition" that of the clusters.
 
     Raises:
         InputError: The rule has no such setting, or it is out of range.
         UnknownNameError: There is no such rule.
     """
-    inputs = {**settings, "neighbours": neighbours, "partition": partition, "tv_budget": tv_budget}
+    inputs = settings | {"tv_budget": tv_budget}
     inputs = {key: value for key, value in inputs.items() if value is not None}
     if name != EXACT and name not in names("rule"):
         raise UnknownNameError(unknown("rule", name, [EXACT, *names("rule")]))
@@ -82,17 +73,14 @@ def make_rule(
     if rule_class.relaxed_by is not None:
         allowed = set(signature(rule_class).parameters) - {"k"}  # which the table determines
     check_settings(name, inputs, allowed)
-    if "neighbours" in allowed:
-        k = default_neighbours(len(codebook), name) if neighbours is None else neighbours
+    usual = default_settings(name, len(codebook))
+    inputs = {key: value for key, value in usual.items() if key in allowed} | inputs
+    if "neighbours" in inputs:
+        k = inputs["neighbours"]
         inputs["neighbours"] = CodeNeighbours.build(codebook, k, normalised, marks)
-        for setting, default in (("lam", default_lam), ("delta", default_delta)):
-            if setting in allowed:
-                inputs.setdefault(setting, default(len(codebook)))
-    if "partition" in allowed:
-        count = default_clusters(len(codebook)) if partition is None else partition
-        inputs["partition"] = CodePartition.build(
-            codebook, count, normalised=normalised, marks=marks
-        )
+    if "partition" in inputs:
+        clusters = {"clusters": inputs["partition"], "normalised": normalised, "marks": marks}
+        inputs["partition"] = CodePartition.build(codebook, **clusters)
     if tv_budget is not None and not isinstance(tv_budget, TVBudget):
         inputs["tv_budget"] = TVBudget(tv_budget, positions)
     return expect_rule(rule_class(**inputs))

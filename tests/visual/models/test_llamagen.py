@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.visual.models.llamagen import GridRotary, LlamaGenConfig, LlamaGenModel, rotate
+from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel, rotate
 from tests.support import image_models
 
 
@@ -66,10 +66,10 @@ def test_it_computes_what_a_naive_prefill_computes(condition: str, implementatio
 
 
 def test_codes_of_half_precision_are_turned_in_float32() -> None:
-    rotary = GridRotary(0, 4, 8)
-    positions = torch.arange(16)[None]
-    states = torch.randn(1, 16, 2, 8).bfloat16()
-    rotation = rotary.rotation(positions, torch.bfloat16)
+    model = image_models.model()
+    width = model.config.hidden_size // model.config.num_attention_heads
+    states = torch.randn(1, 16, 2, width).bfloat16()
+    rotation = model.rotation(torch.arange(16)[None], torch.bfloat16)
     assert rotation.dtype == torch.complex64
     expected = rotate(states.float(), rotation).bfloat16()
     assert torch.equal(rotate(states, rotation), expected)

@@ -11,13 +11,7 @@ from ragspec.registry import NAMES, resolve
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
 from ragspec.visual.checks import RULE_SETTINGS, relaxed
-from ragspec.visual.rules.by_name import (
-    default_clusters,
-    default_delta,
-    default_lam,
-    default_neighbours,
-    make_rule,
-)
+from ragspec.visual.rules.by_name import default_settings, make_rule
 from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
 from ragspec.visual.rules.tv_budget import TVBudget
@@ -27,11 +21,14 @@ BOOK = codebook(64)
 
 
 def test_defaults_fit_the_code_book() -> None:
-    assert [default_neighbours(v) for v in (16384, 1024, 256, 2)] == [655, 41, 10, 1]
-    assert [default_neighbours(v, "lantern++") for v in (16384, 1024, 256)] == [10, 10, 10]
-    assert [default_delta(v) for v in (16384, 1024, 256)] == pytest.approx([0.1, 0.025, 0.0125])
-    assert [default_lam(v) for v in (16384, 1024)] == pytest.approx([5.0, 3.0])
-    assert [default_clusters(v) for v in (16384, 1024, 4)] == [2048, 128, 1]
+    def of(name: str, rule: str, *sizes: int) -> list[float]:
+        return [default_settings(rule, size)[name] for size in sizes]
+
+    assert of("neighbours", "lantern", 16384, 1024, 256, 2) == [655, 41, 10, 1]
+    assert of("neighbours", "lantern++", 16384, 1024, 256) == [10, 10, 10]
+    assert of("delta", "lantern", 16384, 1024, 256) == pytest.approx([0.1, 0.025, 0.0125])
+    assert of("lam", "lantern++", 16384, 1024) == pytest.approx([5.0, 3.0])
+    assert of("partition", "gsd", 16384, 1024, 4) == [2048, 128, 1]
 
 
 @pytest.mark.parametrize("name", relaxed())

@@ -51,12 +51,12 @@ def test_related_codes_are_the_longest_prefix_in_the_bound(seed: int, code: int,
 def test_more_relaxation_relates_more(kind: str) -> None:
     for seed, code in itertools.product(range(20), range(0, CODES, 5)):
         p = distribution(seed)
-        chain: list[RelaxedWalk] = {
+        chains: dict[str, list[RelaxedWalk]] = {
             "k": [Lantern(TABLE, k, 0.3) for k in range(0, 21, 4)],
             "delta": [Lantern(TABLE, 20, d) for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
             "lam": [LanternPlus(TABLE, 20, x) for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
-        }[kind]
-        for less, more in itertools.pairwise([rule.related(code, p) for rule in chain]):
+        }
+        for less, more in itertools.pairwise([rule.related(code, p) for rule in chains[kind]]):
             assert less.tolist() == more.tolist()[: len(less)]
 
 
