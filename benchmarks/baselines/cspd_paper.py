@@ -5,10 +5,8 @@ It weighs p by a factor f of the deviations before the last step, which `aligned
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from ragspec.visual.latents.rules import Coupled, left_of_paths
-from ragspec.visual.latents.target import LatentTable, LatentView
+from ragspec.visual.latents.rules import Coupled
+from ragspec.visual.latents.target import LatentTable
 
 
 class CspdPaper(Coupled):
@@ -18,20 +16,8 @@ class CspdPaper(Coupled):
     label = "approximate"
     s = 1
 
-    def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
-        """Return log f p / q of a draft, see `log_factor`."""
-        factor = log_factor(view.target.table, drafted, sampled)
-        return factor + super().log_ratio(view, drafted, sampled)
-
-    def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> Tensor:
-        """Return a latent [D] from the residual max(0, f p - q)."""
-        factor = log_factor(view.target.table, drafted, sampled)
-        latent = left_of_paths(view, index, drafted, sampled, 1, factor)
-        return view.target.table.latents[sampled] if latent is None else latent
-
-
-def log_factor(table: LatentTable, drafted: int, sampled: int) -> float:
-    """Return log f, the summed log ratio of draft to target deviations before the last step."""
-    both = (table.deviations[each][1:].double() for each in (drafted, sampled))
-    by_draft, by_target = (each.expand_as(table.means[sampled][1:]).log() for each in both)
-    return float((by_draft - by_target).sum())
+    def log_factor(self, table: LatentTable, drafted: int, sampled: int) -> float:
+        """Return log f, the summed log ratio of draft to target deviations before the last step."""
+        both = (table.deviations[each][1:].double() for each in (drafted, sampled))
+        by_draft, by_target = (each.expand_as(table.means[sampled][1:]).log() for each in both)
+        return float((by_draft - by_target).sum())

@@ -20,17 +20,28 @@ import math
 
 import torch
 
-from baselines.cspd_paper import log_factor
+from baselines.cspd_paper import CspdPaper
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import children
-from ragspec.visual.latents.rules import LatentRule, expect_latents, left_of_paths
+from ragspec.visual.latents.rules import LatentRule, expect_latents, first_accepted
 from ragspec.visual.latents.target import Judged, LatentTable, LatentView
 
 TEMPERATURE = 42.0  # divisor of the differences from the means
 TRIES = 100
+
+
+class _Inverted(CspdPaper):
+    """CSpD's criterion with the inverted factor."""
+
+    def log_factor(self, table: LatentTable, drafted: int, sampled: int) -> float:
+        """Return -log f."""
+        return -super().log_factor(table, drafted, sampled)
+
+
+_INVERTED = _Inverted()
 
 
 class CspdRepo(Rule):
@@ -65,13 +76,13 @@ class CspdRepo(Rule):
 
     def _accepts(self, view: LatentView, node: int, drafted: int, target: int) -> bool:
         table = view.target.table
-        ratio = _tempered(table, drafted, target) - log_factor(table, drafted, target)
+        ratio = _tempered(table, drafted, target) + _INVERTED.log_factor(table, drafted, target)
         return view.noise.uniform(view.index(node), NoiseUse.ACCEPT) < math.exp(min(ratio, 0.0))
 
     def _resample(self, view: LatentView, node: int, drafted: int, target: int) -> torch.Tensor:
         table, index = view.target.table, view.index(node)
-        factor = -log_factor(table, drafted, target)
-        latent = left_of_paths(view, index, drafted, target, 1, factor, TRIES)
+        tries = _INVERTED.tries(view, index, drafted, target)
+        latent = first_accepted(view, index, tries, TRIES)
         return torch.zeros_like(table.latents[target]) if latent is None else latent
 
 

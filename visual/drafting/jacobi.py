@@ -18,7 +18,7 @@ shrinks with the budget. A node's acceptance probability is how often codes of i
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -38,7 +38,6 @@ _RATES = (0.3, 0.5, 0.6, 0.7)
 _RATE = 0.1
 _BESIDE = 5  # one node in five of the budget, at least, is for branches
 _SECOND = 0.3  # how often a branch is right where the chain is wrong, at first
-_KINDS = {"coupled": DraftKind.COUPLED, "sampled": DraftKind.SAMPLED}
 
 
 class JacobiDrafter(Drafter):
@@ -67,7 +66,7 @@ class JacobiDrafter(Drafter):
         branches: int = 0,
         end: int | None = None,
     ) -> None:
-        if form not in _KINDS:
+        if form not in get_args(Form):
             raise InputError(f"got form {form!r}; expected 'coupled' or 'sampled'.")
         for name, count in (("window", window), ("width", 1 if width is None else width)):
             checked_count(count, name)
@@ -77,7 +76,7 @@ class JacobiDrafter(Drafter):
                 "'coupled', and 0 in any other."
             )
         self.window, self.width, self.end = window, width, end
-        self.form, self.kind, self.branches = form, _KINDS[form], branches
+        self.form, self.kind, self.branches = form, DraftKind(form), branches
 
     def open(self, request: DraftRequest) -> "JacobiSession":
         """Return a session for one row; its first window copies codes to the left or above."""

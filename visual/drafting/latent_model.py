@@ -11,6 +11,7 @@ from typing import Any
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
+from ragspec.drafters.model.cache import DraftCache
 from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -50,7 +51,7 @@ class LatentDrafter(Drafter):
     ) -> None:
         assert draft is None or draft.table is target.table
         self.name = "jacobi" if draft is None else "model"
-        self.draft: Any = draft
+        self.draft = draft
         self.target, self.window = target, window
         gain = MIN_EXPECTED_GAIN if min_expected_gain is None else min_expected_gain
         self.min_expected_gain, self.begin = gain, begin
@@ -67,9 +68,10 @@ class LatentSession(DraftSession):
         distribution = request.distribution
         self._noise = NoiseStream(0) if distribution is None else distribution.noise
         self._prompt = request.prompt
-        draft = drafter.draft
-        cached = isinstance(draft, LatentTarget)
-        self._cache = draft.draft_cache(len(request.prompt) + 256) if cached else None
+        draft, self._cache = drafter.draft, None
+        if isinstance(draft, LatentTarget):
+            width = draft.copies * int(draft.model.config.hidden_size)
+            self._cache = DraftCache(draft, width, len(request.prompt) + 256)
         self._drafter = drafter
         self._accept_rate = _TYPICAL
         self._drafted: list[int] = []

@@ -69,7 +69,7 @@ MOST_TRIES = 1 << 14
 _TRIES = 8  # paths of the target in the first batch; every batch doubles
 
 Propose = Callable[[range], tuple[Tensor, Tensor]]
-"""Maps the numbers of n tries to latents of the target [n, D] and their log p / q [n]."""
+"""Maps the numbers of n tries to latents of the target [n, D] and their log f p / q [n]."""
 Gaussians = tuple[Tensor, Tensor]
 """Means and deviations of steps, [n, s, D] each."""
 
@@ -84,57 +84,47 @@ class Coupled(LatentRule):
         """Return the number of judged denoising steps, at most T."""
         return int(min(self.s, most))
 
+    def log_factor(self, table: LatentTable, drafted: int, sampled: int) -> float:
+        """Return log f, by which p is weighed beside q; 0 keeps the target's distribution."""
+        return 0.0
+
     def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
-        """Return log p / q of a draft, by its number and that of the target's sample."""
+        """Return log f p / q of a draft, by its number and that of the target's sample."""
         table, s = view.target.table, self.steps(view.target.steps)
         path = table.paths[drafted][None]
         target, draft = gaussians_of(table, sampled, path, s), sampled_with(table, drafted, s)
-        return float(log_ratios(path[:, :s], target, draft))
+        ratio = float(log_ratios(path[:, :s], target, draft))
+        return self.log_factor(table, drafted, sampled) + ratio
 
     def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> Tensor:
-        """Return a latent [D] from the residual max(0, p - q).
+        """Return a latent [D] from the residual max(0, f p - q).
 
         The target's sample stands in after 16,384 tries, as nearly equal distributions may need.
         """
-        latent = left_of_paths(view, index, drafted, sampled, self.steps(view.target.steps))
+        latent = first_accepted(view, index, self.tries(view, index, drafted, sampled))
         return view.target.table.latents[sampled] if latent is None else latent
+
+    def tries(self, view: LatentView, index: int, drafted: int, sampled: int) -> Propose:
+        """Return a function that draws paths of the target, from its own x_s on, as tries."""
+        table, s = view.target.table, self.steps(view.target.steps)
+        factor = self.log_factor(table, drafted, sampled)
+
+        def propose(tries: range) -> tuple[Tensor, Tensor]:
+            fresh = fresh_noise(view, index, tries, s).to(table.paths)
+            start = table.paths[sampled][s].expand(len(tries), 1, -1)
+            conditioning = table.conditioning[sampled][None]
+            sample = table.sampler(sampled).draw(conditioning, torch.cat([fresh, start], 1), s)
+            target = sample.means, sample.deviations
+            draft = gaussians_of(table, drafted, sample.path, s)
+            return sample.latents, factor + log_ratios(sample.path[:, :s], target, draft)
+
+        return propose
 
     def _emit(self, view: LatentView, index: int, drafted: int, sampled: int) -> int:
         ratio = self.log_ratio(view, drafted, sampled)
         if view.noise.uniform(index, NoiseUse.ACCEPT) < math.exp(min(ratio, 0.0)):
             return drafted
         return view.target.table.add_latent(self.left(view, index, drafted, sampled))
-
-
-def left_of_paths(
-    view: LatentView,
-    index: int,
-    drafted: int,
-    sampled: int,
-    s: int,
-    log_factor: float = 0.0,
-    most: int = MOST_TRIES,
-) -> Tensor | None:
-    """Return a latent [D] of max(0, f p - q), by paths of the target from its own x_s on.
-
-    Args:
-        drafted, sampled: Numbers of the draft and of the target's sample.
-        s: Denoising steps to draw.
-        log_factor: log f, for rules that weigh p.
-        most: Maximum tries; None is returned after them.
-    """
-    table = view.target.table
-
-    def propose(tries: range) -> tuple[Tensor, Tensor]:
-        fresh = fresh_noise(view, index, tries, s).to(table.paths)
-        start = table.paths[sampled][s].expand(len(tries), 1, -1)
-        conditioning = table.conditioning[sampled][None]
-        sample = table.sampler(sampled).draw(conditioning, torch.cat([fresh, start], 1), s)
-        target = sample.means, sample.deviations
-        draft = gaussians_of(table, drafted, sample.path, s)
-        return sample.latents, log_factor + log_ratios(sample.path[:, :s], target, draft)
-
-    return first_accepted(view, index, propose, most)
 
 
 @torch.no_grad()

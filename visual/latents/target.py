@@ -13,7 +13,6 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from ragspec.drafters.model.cache import DraftCache
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs, match
 from ragspec.rules.target_view import RowView
@@ -237,10 +236,6 @@ class LatentTarget(LatentDraws, ImageTarget):
     def _guided(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Return the states of a place in one batch: [C * B, k, H] -> [B, k, C * H]."""
         return torch.cat(logits.chunk(self.copies), dim=-1)
-
-    def draft_cache(self, capacity: int) -> DraftCache:
-        """Return a cache to read a sequence for drafts, at first for `capacity` tokens."""
-        return DraftCache(self, self.copies * int(self.model.config.hidden_size), capacity)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -111,15 +111,15 @@ def test_a_rule_that_breaks_coupling_is_detected(mutant: Any, drafter: str, spre
 
 def test_the_rule_weighs_earlier_deviations(root: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(root / "benchmarks")
-    published = importlib.import_module("baselines.cspd_paper")
+    rule = importlib.import_module("baselines.cspd_paper").CspdPaper()
     inputs = pair("linear", "model", spread=1.2)
     noise = inputs.target.noise(NoiseStream(0), [0])
     (number,) = inputs.draft.add(inputs.q[None], noise, [0])
     sampled = view_of(inputs.target, inputs.p, DraftTree.empty(), 0).token(-1)
-    factor = published.log_factor(inputs.target.table, number, sampled)
+    factor = rule.log_factor(inputs.target.table, number, sampled)
     wide, narrow = inputs.draft.sampler.deviations[1:], inputs.target.sampler.deviations[1:]
     assert factor == pytest.approx(4 * float((wide / narrow).log().sum())) and factor > 0.0
-    equal, rule = pair("linear", "model"), published.CspdPaper()
+    equal = pair("linear", "model")
     result, accepted = emitted(rule, equal, SAMPLES)
     assert differs(result, plain(equal.target, equal.p, 4 * SAMPLES)) > SAME
     assert accepted == emitted(Aligned(), equal, SAMPLES)[1] and rule.label == "approximate"
