@@ -51,7 +51,7 @@ class LatentDrafter(Drafter):
     ) -> None:
         assert draft is None or draft.table is target.table
         self.name = "jacobi" if draft is None else "model"
-        self.draft = draft
+        self.draft: Any = draft
         self.target, self.window = target, window
         gain = MIN_EXPECTED_GAIN if min_expected_gain is None else min_expected_gain
         self.min_expected_gain, self.begin = gain, begin
