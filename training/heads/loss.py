@@ -10,7 +10,6 @@ them too: round k is slot k (P-EAGLE reads a mask token in it), and every place 
 
 from collections.abc import Callable, Iterator, Sequence
 from math import nan
-from typing import NamedTuple, Self
 
 import torch
 from torch.func import functional_call
@@ -37,25 +36,21 @@ def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
     return logits
 
 
-class Teacher(NamedTuple):
-    """What a head learns from, beside the states of texts.
+class Teacher:
+    """What a head learns from a target, beside the states of texts.
 
     Attributes:
         output: From states to logits f32 of the head's tokens, with frozen weights.
         mask: Embedding of the head's mask token, f32 [1, 1, E]; None without one.
     """
 
-    output: Output
-    mask: torch.Tensor | None = None
-
-    @classmethod
-    def of(cls, target: CausalTarget, head: DraftHead) -> Self:
-        """Return what a target teaches a head."""
-        token, mask = head.config.mask_token, None
-        if token is not None:
+    def __init__(self, target: CausalTarget, head: DraftHead) -> None:
+        self.output = frozen_output(target, head.tokens)
+        self.mask: torch.Tensor | None = None
+        if (token := head.config.mask_token) is not None:
             with torch.no_grad():
-                mask = head.embed(target, torch.tensor([[token]], device=target.device)).float()
-        return cls(frozen_output(target, head.tokens), mask)
+                mask = head.embed(target, torch.tensor([[token]], device=target.device))
+            self.mask = mask.float()
 
 
 def head_output(head: DraftHead, output: Output, number: int = 0) -> Output:
@@ -182,7 +177,7 @@ def agreement(head: DraftHead, target: CausalTarget, reads: Sequence[StateRead])
 
     It is the mean over `reads`, each of one text or more; NaN without any.
     """
-    theirs, teacher = frozen_output(target, None), Teacher.of(target, head)
+    theirs, teacher = frozen_output(target, None), Teacher(target, head)
     ours, results = head_output(head, teacher.output), []
     for read in reads:
         guessed = next(rounds(head, read, 0.0, 1, mask=teacher.mask))

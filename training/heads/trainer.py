@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
 from ragspec.needs import LAST, Needs, match
+from ragspec.sampling.settings import checked_count
 from ragspec.training.batches import SHORTEST, Batches, StateRead, StateReader, seeded
 from ragspec.training.files import CHECKPOINT, PART
 from ragspec.training.loss import Teacher, head_loss
@@ -72,27 +73,20 @@ class HeadTraining:
         counts = {"steps": 1, "batch_size": 1, "length": SHORTEST, "depth": 1}
         sizes = ("slots", "draft_vocab_size")
         counts |= {name: 1 for name in sizes if getattr(self, name) is not None}
-        limits = [n for n in ("learning_rate", "seconds") if getattr(self, n) is not None]
-        least = dict.fromkeys(("noise", "weight_decay"), 0.0)
-        least |= dict.fromkeys(limits, math.ulp(0.0))  # above 0
-        wrong = [n for n, low in counts.items() if not _reaches(getattr(self, n), low, Integral)]
-        wrong += [n for n, low in least.items() if not _reaches(getattr(self, n), low, Real)]
-        if wrong:
-            got = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
-            raise InputError(
-                f"got {got}; expected at least one step, text a step, round, slot and token, texts "
-                f"of {SHORTEST} tokens or more, all in whole numbers, a rate and seconds above 0, "
-                "and nothing infinite or below 0."
-            )
+        for name, least in counts.items():
+            checked_count(getattr(self, name), name, least)
+        limits = [name for name in ("learning_rate", "seconds") if getattr(self, name) is not None]
+        for name in ("noise", "weight_decay", *limits):
+            number = getattr(self, name)
+            real = isinstance(number, Real) and math.isfinite(number) and number >= 0.0
+            if not real or (name in limits and not number):
+                expected = "above 0" if name in limits else "of 0 or more"
+                raise InputError(f"got {name}={number!r}; expected a finite number {expected}.")
 
 
 def _fixed(config: HeadConfig) -> dict[str, object]:
     """Return the settings of a training that the head itself has."""
     return {name: getattr(config, name) for name in ("form", "slots", "draft_vocab_size")}
-
-
-def _reaches(inputs: Any, least: float, kind: Any) -> bool:
-    return isinstance(inputs, kind) and math.isfinite(inputs) and inputs >= least
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +167,7 @@ class HeadTrainer:
         )
         chunks, taps = self.batches.chunks, taps_of(config, target)
         self._read = read or StateReader(target, chunks, taps, head=self.head).read
-        self._teacher = Teacher.of(target, self.head)
+        self._teacher = Teacher(target, self.head)
         self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size
         self.optimizer = torch.optim.AdamW(
             self.head.parameters(),
@@ -239,7 +233,7 @@ class HeadTrainer:
                 "texts, model and settings (steps and minutes may differ). Name another folder."
             )
         self.head.load_state_dict(state["head"])
-        self._teacher = Teacher.of(self.target, self.head)  # for the loaded head's tokens
+        self._teacher = Teacher(self.target, self.head)  # for the loaded head's tokens
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self._spent = int(state["steps"]), float(state["spent"])
 

@@ -200,7 +200,7 @@ def test_slots_draft_as_they_learn(form: str) -> None:
     with cache.lease():
         drafted = [cache.read(text), cache.extend([5], [ROOT]), cache.extend([8], [0])]
     embedded, real = model.embed(torch.tensor([whole])), torch.ones(1, len(whole)) > 0
-    read, teacher = StateRead(embedded, taps, taps, real), Teacher.of(model, head)
+    read, teacher = StateRead(embedded, taps, taps, real), Teacher(model, head)
     with torch.no_grad():
         for k, guessed in enumerate(rounds(head, read, 0.0, 1, mask=teacher.mask)):
             logits = head_output(head, teacher.output, k)(guessed.read[:, len(text) - 2 + k])
