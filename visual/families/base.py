@@ -61,7 +61,7 @@ class Family:
     default_rule: ClassVar[str] = "exact"
     plain_rule: ClassVar[str | None] = None  # the name of drawing without the engine, if it does
     dtype: ClassVar[str] = "auto"
-    nodes: ClassVar[int] = 12  # the default budget of draft nodes
+    nodes: int = 12  # the budget of draft nodes; the default one before `settle`
     adaptive_budget: ClassVar[bool] = True  # whether a budget may depend on measured times
     batch_size: ClassVar[int] = 16
     options: ClassVar[frozenset[str]] = frozenset()  # further arguments of the constructor
@@ -266,6 +266,7 @@ class Family:
 
     def settle(self, rule: Rule, drafter: str | None, nodes: int) -> None:
         """Prepare for rule, drafter (by name) and draft nodes; raise InputError for a misfit."""
+        self.nodes = nodes
 
     def usual_drafter(self, mode: str, named: bool) -> str | None:
         """Return the name of the drafter for "auto".

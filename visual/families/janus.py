@@ -69,12 +69,11 @@ class Janus(PromptFamily):
         return square(int(self.model.config.vision_config.num_image_tokens))
 
     def ids(self, text: str, raster: Raster) -> list[int]:
-        """Return the token ids of a text and the begin of an image."""
+        """Return the token ids of a text in the chat template and the begin of an image."""
         begin = mark(self.text_tokenizer, "boi_token", "<begin_of_image>")
-        return text_ids(self.text_tokenizer, text + begin, begin)
+        return text_ids(self.text_tokenizer, self._in_template(text) + begin, begin)
 
-    def request(self, prompt: str) -> str:
-        """Return a prompt in the chat template."""
+    def _in_template(self, prompt: str) -> str:
         chat = getattr(self.tokenizer, "chat_template", None)
         if chat is None:
             return TEMPLATE.replace("{prompt}", prompt)

@@ -123,7 +123,7 @@ class Latents(LatentFamily, LlamaGen):
         text_encoder: str | Path | Captions | None = None,
     ) -> None:
         super().__init__(model, tokenizer, folder, text_encoder=text_encoder)
-        config, self._nodes = model.config, self.nodes
+        config = model.config
         self.schedule = NoiseSchedule(
             config.steps if steps is None else steps, config.floor if floor is None else floor
         )
@@ -148,16 +148,12 @@ class Latents(LatentFamily, LlamaGen):
         """Return the latents [h, w, D] of one image."""
         return self.model.restored(target.table.latents[codes_of(tokens, raster)])
 
-    def settle(self, rule: Rule, drafter: str | None, nodes: int) -> None:
-        """Take note of the most latents in a draft of "jacobi"."""
-        self._nodes = max(1, nodes)
-
     def make_drafter(
         self, draft: Any, target: LatentTarget, conditions: Conditions, settings: PipelineOptions
     ) -> Drafter:
         """Return a drafter that runs a draft model with the target's steps and guidance."""
         if draft is None:
-            return JacobiDrafter(self._nodes, width=self.raster.width)
+            return JacobiDrafter(max(1, self.nodes), width=self.raster.width)
         table = conditions.table(draft.trunk)
         scale, schedule = target.guidance_scale, target.sampler.schedule
         smaller = LatentTarget(draft, table, scale, schedule, table=target.table)

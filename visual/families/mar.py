@@ -88,7 +88,7 @@ class Mar(LatentFamily):
         self.schedule = LearnedSchedule(STEPS if steps is None else steps, floor or 0.0)
         check_setting("prefill", prefill)
         self.prefill, self._begin = prefill, ceil(prefill * self.raster.codes)
-        self._window, self._ahead = self.nodes, 0
+        self._ahead = 0
 
     @classmethod
     def open_tokenizer(cls, path: Path) -> Autoencoder:
@@ -105,6 +105,7 @@ class Mar(LatentFamily):
 
     def settle(self, rule: Rule, drafter: str | None, nodes: int) -> None:
         """Set what depends on drafts: the iterations, the floor and the latents of a draft."""
+        super().settle(rule, drafter, nodes)
         places, drafted = self.raster.codes, drafter is not None
         if drafted and self.iterations not in (0, places):
             raise InputError(
@@ -112,7 +113,7 @@ class Mar(LatentFamily):
                 "latent: drafts are judged in order. Leave iterations out, or the drafter."
             )
         self.iterations = self.iterations or (places if drafted else min(ITERATIONS, places))
-        self._window, self._ahead = nodes, 0 if drafter == MODEL else nodes
+        self._ahead = 0 if drafter == MODEL else nodes
         self._needs_density = drafted and not isinstance(rule, Near)
         if self._floor is None and self._needs_density:
             self.schedule = LearnedSchedule(self.schedule.steps, FLOOR)
@@ -227,7 +228,7 @@ class Mar(LatentFamily):
                 table=target.table,
             )
         gain = settings.min_expected_gain
-        return LatentDrafter(smaller, target, self._window, gain, self._begin)
+        return LatentDrafter(smaller, target, self.nodes, gain, self._begin)
 
     def shared(self, model: MaskedModel) -> dict[str, object]:
         """Return the sizes of latents, image and conditions, and the scale of latents."""

@@ -178,12 +178,8 @@ class PromptFamily(Family):
         """Return the grid of codes of the default size."""
         raise NotImplementedError
 
-    def request(self, prompt: str) -> str:
-        """Return a prompt in the model's template, if it has one."""
-        return prompt
-
     def ids(self, text: str, raster: Raster) -> list[int]:
-        """Return the token ids of a text, up to the token that the first code follows."""
+        """Return the ids of a text in the template, up to the token that the first code follows."""
         raise NotImplementedError
 
     def unconditional(self, ids: list[int], raster: Raster) -> list[int]:
@@ -193,7 +189,7 @@ class PromptFamily(Family):
     def conditions(self, call: ImageCall, raster: Raster) -> list[tuple[Ids, Ids]]:
         """Return the token ids of each prompt, and those that guidance leads away from for it."""
         texts = checked_texts(some(call.prompt))
-        prompts = [self.ids(self.request(text), raster) for text in texts]
+        prompts = [self.ids(text, raster) for text in texts]
         negatives = negatives_of(call.negative_prompt, len(texts))
         return [
             (ids, self.ids(negative, raster) if negative else self.unconditional(ids, raster))

@@ -111,7 +111,6 @@ class CodePartition:
             )
         ends = clusters.max() + 1 + np.arange(marks, dtype=np.int32)
         self.clusters, self.size = np.concatenate([clusters, ends]), len(clusters) + marks
-        self._normalised = normalised
         self._rows = None if codebook is None else compared_rows(codebook, normalised)
         if self._rows is not None and len(self._rows) != len(clusters):
             raise InputError(
@@ -158,9 +157,8 @@ class CodePartition:
             for code in members.tolist():
                 others = members[members != code]
                 if self._rows is not None and len(others):
-                    near = self._rows[others] @ self._rows[code]
-                    near -= _offsets(self._rows[others], self._normalised)
-                    others = others[np.argsort(-near, kind="stable")]
+                    distances = np.linalg.norm(self._rows[others] - self._rows[code], axis=1)
+                    others = others[np.argsort(distances, kind="stable")]
                 mates[code] = others
         return mates
 
@@ -188,17 +186,13 @@ def _nearness(
     codes: Distribution, others: Distribution, normalised: bool
 ) -> Iterator[tuple[NDArray[np.int64], Distribution]]:
     """Yield the numbers of some codes, and how near they are to others [C, d]: f64 [n, C]."""
-    lengths = _offsets(others, normalised)
+    # Half of each row's square, less which products of rows order by distance.
+    halves = np.zeros(len(others)) if normalised else np.square(others).sum(1) / 2
     block = max(1, min(_BLOCK, _BLOCK_BYTES // (8 * len(others))))
     for start in range(0, len(codes), block):
         near = codes[start : start + block] @ others.T
-        near -= lengths
+        near -= halves
         yield np.arange(start, start + len(near)), near
-
-
-def _offsets(rows: Distribution, normalised: bool) -> Distribution:
-    """Return half of each row's square, less which products of rows order by distance: f64 [n]."""
-    return np.zeros(len(rows)) if normalised else np.square(rows).sum(1) / 2
 
 
 def _largest(near: NDArray[np.float64], k: int) -> Codes:

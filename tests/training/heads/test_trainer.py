@@ -202,9 +202,7 @@ def test_texts_that_cannot_be_learned_are_refused(inputs: list[list[int]], messa
 )
 def test_bad_settings_are_refused_by_their_names(settings: dict[str, Any]) -> None:
     ((name, value),) = settings.items()
-    with pytest.raises(
-        InputError, match=f"{name}(=| is ){value!r}; expected a "
-    ):
+    with pytest.raises(InputError, match=f"{name}(=| is ){value!r}; expected a "):
         HeadTraining(**settings)
 
 
