@@ -78,7 +78,7 @@ class HeadTraining:
         limits = [name for name in ("learning_rate", "seconds") if getattr(self, name) is not None]
         for name in ("noise", "weight_decay", *limits):
             number = getattr(self, name)
-            real = isinstance(number, Real) and math.isfinite(number) and number >= 0.0
+            real = isinstance(number, Real) and 0.0 <= float(number) < math.inf
             if not real or (name in limits and not number):
                 expected = "above 0" if name in limits else "of 0 or more"
                 raise InputError(f"got {name}={number!r}; expected a finite number {expected}.")
