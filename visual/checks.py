@@ -10,7 +10,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeGuard
 
-from ragspec.errors import InputError, UnknownNameError
+from ragspec.errors import InputError, ModelError, UnknownNameError
 from ragspec.registry import NAMES, names, resolve, unknown
 from ragspec.sampling.settings import whole
 
@@ -182,6 +182,15 @@ def check_images(images: object, channels: int, reduction: int) -> None:
 def bounded(values: "torch.Tensor", most: float = 1.0) -> "torch.Tensor":
     """Return values cut to [-most, most]; infinite ones become NaN, which is an error later."""
     return values.clamp(-most, most) + 0.0 * values
+
+
+def check_finite(values: "torch.Tensor", returned: str) -> None:
+    """Raise ModelError, which says what returned which values, unless all of them are finite."""
+    if not bool(values.isfinite().all()):
+        raise ModelError(
+            f"{returned} that are not finite; expected numbers. Its weights are damaged, or its "
+            "dtype is too narrow: load it in float32."
+        )
 
 
 def side_of(places: int) -> int | None:

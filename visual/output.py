@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragspec.errors import ModelError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report, kind_of_label
+from ragspec.visual.checks import check_finite
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.rules.tv_budget import position_excess
 
@@ -263,11 +263,7 @@ def weakest(labels: Sequence[str]) -> str:
 
 def as_images(pixels: Tensor, output_type: str) -> Any:
     """Return pixels [B, 3, H, W] in [-1, 1] as an output type; raise ModelError if not finite."""
-    if not bool(pixels.isfinite().all()):
-        raise ModelError(
-            "the decoder returned pixels that are not finite numbers; expected numbers in [-1, 1]. "
-            "Its weights are damaged, or its dtype is too narrow: load it in float32."
-        )
+    check_finite(pixels, "the decoder returned pixels")
     from diffusers.image_processor import VaeImageProcessor
 
     return VaeImageProcessor().postprocess(pixels, output_type)

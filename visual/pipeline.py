@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ragspec.budget.base import BudgetPolicy, FixedBudget
 from ragspec.budget.goodput import AutoBudget, make_budget
-from ragspec.errors import InputError, ModelError
+from ragspec.errors import InputError
 from ragspec.models.device import as_loaded, pick_device
 from ragspec.models.load import with_adapter
 from ragspec.rules.base import Rule, expect_rule
@@ -27,6 +27,7 @@ from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import checked_count
 from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type
+from ragspec.visual.checks import check_finite
 from ragspec.visual.choice import choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import (
@@ -300,11 +301,8 @@ class ImagePipeline:
     ) -> ImageOutput:
         values = torch.stack([each.values for each in samples])
         latents = values if self.family.unit == "latents" else None
-        if latents is not None and not bool(latents.isfinite().all()):
-            raise ModelError(
-                "the image model returned latents that are not finite; expected numbers. Its "
-                "weights are damaged, or its dtype is too narrow: load it in float32."
-            )
+        if latents is not None:
+            check_finite(latents, "the image model returned latents")
         # A budget that depends on time changes the drafts, and an inexact rule then the image.
         repeatable = self.rule.label == Walk.label or isinstance(self.budget, FixedBudget)
         if state.call.output_type == "pil" and len(state.images) == len(seeds):

@@ -120,16 +120,12 @@ class LatentTable:
             )
         size = len(self.paths)
         if first + count > size:
-            size = max(2 * size, first + count)
-            self.paths, self.means = _grown(self.paths, size), _grown(self.means, size)
-            self.deviations = _grown(self.deviations, size)
+            more = max(size, first + count - size)
+            self.paths, self.means, self.deviations = (
+                torch.cat([each, each.new_zeros(more, *each.shape[1:])])
+                for each in (self.paths, self.means, self.deviations)
+            )
         return range(first, first + count)
-
-
-def _grown(buffer: Tensor, size: int) -> Tensor:
-    grown = buffer.new_zeros(size, *buffer.shape[1:])
-    grown[: len(buffer)] = buffer
-    return grown
 
 
 class LatentDraws:

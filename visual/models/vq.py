@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ragspec.errors import InputError, ModelError
-from ragspec.visual.checks import bounded, side_of
+from ragspec.errors import InputError
+from ragspec.visual.checks import bounded, check_finite, side_of
 from ragspec.visual.models.autoencoder import (
     CONVOLUTIONS,
     LINEAR,
@@ -148,11 +148,7 @@ class VQTokenizer(CodeBook, Autoencoder):
         latents, book = self.latents(images), self._book().float()
         # |z - e|^2 without |z|^2, which all codes share; exact for codes of any length.
         nearness, codes = (latents @ book.T - book.square().sum(-1) / 2).max(-1)
-        if not bool(nearness.isfinite().all()):
-            raise ModelError(
-                "the encoder or the code-book gave numbers that are not finite; expected numbers. "
-                "Its weights are damaged, or its dtype is too narrow: load it in float32."
-            )
+        check_finite(nearness, "the encoder or the code-book gave numbers")
         return codes
 
     @torch.no_grad()
