@@ -100,7 +100,13 @@ def _config(
     captions = weights.get("caption.unconditional")
     captions = captions if captions is not None and captions.ndim == 2 else None
     length = 1 if captions is None else len(captions)
-    heads, grid_size = _heads_and_side(table, settings, length, hidden, heads, grid_size)
+    if table is not None and (table.ndim < 2 or not table.numel()):
+        table = None
+    if grid_size is None:
+        grid_size = _side(table, settings, length)
+    if heads is None and table is not None:
+        heads = max(1, hidden // (2 * table.shape[1]))
+    heads = _LAYOUT.checked_heads(heads, hidden)
     rows = len(weights["layers.0.attention.qkv_proj.weight"])
     groups = (rows // max(1, hidden // heads) - heads) // 2
     classes = weights.get("class_embedding.weight")
@@ -111,7 +117,7 @@ def _config(
         num_attention_heads=heads,
         num_key_value_heads=max(1, groups),
         intermediate_size=weights["layers.0.feed_forward.down_proj.weight"].shape[1],
-        grid_size=grid_size,
+        grid_size=checked_count(grid_size, "grid_size"),
         condition="class" if captions is None else "features",
         num_classes=1000 if classes is None else classes.numel() // hidden - 1,
         condition_length=length,
@@ -119,29 +125,19 @@ def _config(
     )
 
 
-def _heads_and_side(
-    table: Tensor | None,
-    settings: object,
-    length: int,
-    hidden: int,
-    heads: int | None,
-    grid_size: int | None,
-) -> tuple[int, int]:
-    """Return the heads and the grid's side: as passed, else by a rotary table or the settings."""
-    if table is not None and table.ndim > 1 and table.numel():
-        if grid_size is None and (grid_size := side_of(max(0, len(table) - length))) is None:
+def _side(table: Tensor | None, settings: object, length: int) -> int:
+    """Return the grid's side by a rotary table behind a condition of a length, or the settings."""
+    if table is not None:
+        if (side := side_of(max(0, len(table) - length))) is None:
             raise ModelError(
                 f"the checkpoint's freqs_cis has {len(table)} rows; expected {length} and a square "
                 "of codes. Pass grid_size: 16 for pictures of 256 pixels, 24 for 384, 32 for 512."
             )
-        heads = max(1, hidden // (2 * table.shape[1])) if heads is None else heads
+        return side
     pixels, factor = (getattr(settings, n, None) for n in ("image_size", "downsample_size"))
     if isinstance(pixels, int) and isinstance(factor, int) and 0 < factor <= pixels:
-        grid_size = pixels // factor if grid_size is None else grid_size
-    heads = _LAYOUT.checked_heads(heads, hidden)
-    if grid_size is None:
-        raise InputError(
-            "the checkpoint does not tell the side of its grid of codes; expected grid_size. Pass "
-            "16 for pictures of 256 pixels, 24 for 384, 32 for 512."
-        )
-    return heads, checked_count(grid_size, "grid_size")
+        return pixels // factor
+    raise InputError(
+        "the checkpoint does not tell the side of its grid of codes; expected grid_size. Pass "
+        "16 for pictures of 256 pixels, 24 for 384, 32 for 512."
+    )
