@@ -4,22 +4,18 @@ A draft model embeds the target's conditions by itself. A draft head reads the t
 states. Jacobi drafting needs no model.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ragspec.drafters.base import Drafter, expect_drafter
+from ragspec.drafters.base import expect_drafter
 from ragspec.drafters.heads.files import holds_head, open_head
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.registry import names, resolve
 from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.verification.causal import CausalTarget
 from ragspec.visual.call import PipelineOptions
 from ragspec.visual.checks import check_drafters
-from ragspec.visual.families.base import Family
+from ragspec.visual.families.base import DraftSource, Family
 from ragspec.visual.loading import AUTO, HEAD, JACOBI, MODEL, NONE, find_draft
 from ragspec.visual.rules.lantern import RelaxedWalk
 
@@ -60,45 +56,6 @@ def family_of(family: object, kind: str | None, described: str) -> type[Family]:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftSource:
-    """Creates the drafters of each call, which the engine fuses.
-
-    Attributes:
-        parts: The name and the object of each: a draft model, a head, a drafter, or None for the
-            target's last forward ("jacobi").
-        settings: How a model or a head drafts.
-    """
-
-    parts: Sequence[tuple[str, Any]]
-    family: Family
-    settings: PipelineOptions
-
-    @property
-    def name(self) -> str | None:
-        """The drafter's name, several joined by "+"; None for plain decoding."""
-        return "+".join(name for name, _ in self.parts) or None
-
-    def first(self, name: str) -> Any:
-        """Return the first draft model ("model") or draft head ("head"); None without one."""
-        parts = (part for each, part in self.parts if each == name)
-        return next((part for part in parts if not isinstance(part, Drafter)), None)
-
-    def make(self, target: CausalTarget, conditions: object) -> list[Drafter]:
-        """Return the drafters for a target and its conditions."""
-        return [self._drafter(part, target, conditions) for _, part in self.parts]
-
-    def _drafter(self, part: Any, target: CausalTarget, conditions: object) -> Drafter:
-        if isinstance(part, Drafter):
-            return part
-        if isinstance(part, DraftHead):
-            from ragspec.drafters.heads.drafter import HeadDrafter
-
-            mode, gain = self.settings.draft_mode, self.settings.min_expected_gain
-            return HeadDrafter(part, target, mode=mode, min_expected_gain=gain)
-        return self.family.make_drafter(part, target, conditions, self.settings)
-
-
 def choose_drafter(
     drafter: object, family: Family, settings: PipelineOptions, named: bool = True
 ) -> DraftSource:
@@ -125,7 +82,7 @@ def choose_drafter(
     return DraftSource([_named(each, family) for each in requests], family, settings)
 
 
-def _named(drafter: object, family: Family) -> tuple[str, Any]:
+def _named(drafter: object, family: Family) -> tuple[str, object]:
     """Return the name and the object of a drafter, see `DraftSource`."""
     if isinstance(drafter, str) and drafter == JACOBI:
         return JACOBI, None

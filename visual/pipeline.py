@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ragspec.budget.base import BudgetPolicy, FixedBudget
 from ragspec.budget.goodput import AutoBudget, make_budget
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError
 from ragspec.models.device import as_loaded, pick_device
 from ragspec.models.load import with_adapter
@@ -108,7 +109,7 @@ class ImagePipeline:
         self._saved_rule = rule if isinstance(rule, str) else None
         chosen = replace(options, draft_mode=mode_for(self.rule, options.draft_mode))
         self.source = choose_drafter(drafter, self.family, chosen, named)
-        self.draft = self.source.first(MODEL)
+        self.draft: Any = self.source.first(MODEL)
         self.family.settle(self.rule, self.source.name, nodes)
         self.rule_name = rule if isinstance(rule, str) else self.rule.name
         if self.source.name is None:
@@ -224,7 +225,7 @@ class ImagePipeline:
             self.family.save(new, **options)
             if self.draft is not None:
                 self.draft.save_pretrained(new / "draft", **options)
-            if (head := self.source.first(HEAD)) is not None:
+            if isinstance(head := self.source.first(HEAD), DraftHead):
                 from ragspec.drafters.heads.files import save_head
 
                 save_head(head, new / "head")

@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import transformers
 from torch import Tensor
 
 from ragspec.drafters.base import Drafter
+from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, ModelError, TokenizerMismatchError, UnsupportedModelError
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.reports.generation import Generation
@@ -323,6 +325,45 @@ class Family:
         config = ImageConfig(target.guidance_scale, target.guidance_interval, raster)
         smaller, gain = self.open(draft, conditions, config), settings.min_expected_gain
         return ModelDrafter(smaller, mode=mode, min_expected_gain=gain)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftSource:
+    """Creates the drafters of each call, which the engine fuses.
+
+    Attributes:
+        parts: The name and the object of each: a draft model, a head, a drafter, or None for the
+            target's last forward ("jacobi").
+        settings: How a model or a head drafts.
+    """
+
+    parts: Sequence[tuple[str, object]]
+    family: Family
+    settings: PipelineOptions
+
+    @property
+    def name(self) -> str | None:
+        """The drafter's name, several joined by "+"; None for plain decoding."""
+        return "+".join(name for name, _ in self.parts) or None
+
+    def first(self, name: str) -> object:
+        """Return the first draft model ("model") or draft head ("head"); None without one."""
+        parts = (part for each, part in self.parts if each == name)
+        return next((part for part in parts if not isinstance(part, Drafter)), None)
+
+    def make(self, target: CausalTarget, conditions: object) -> list[Drafter]:
+        """Return the drafters for a target and its conditions."""
+        return [self._drafter(part, target, conditions) for _, part in self.parts]
+
+    def _drafter(self, part: object, target: CausalTarget, conditions: object) -> Drafter:
+        if isinstance(part, Drafter):
+            return part
+        if isinstance(part, DraftHead):
+            from ragspec.drafters.heads.drafter import HeadDrafter
+
+            mode, gain = self.settings.draft_mode, self.settings.min_expected_gain
+            return HeadDrafter(part, target, mode=mode, min_expected_gain=gain)
+        return self.family.make_drafter(part, target, conditions, self.settings)
 
 
 def _same(expected: object, actual: object) -> bool:

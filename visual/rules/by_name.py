@@ -25,7 +25,7 @@ from ragspec.visual.rules.tv_budget import TVBudget
 PUBLISHED_CODES = 16_384
 
 
-def default_settings(rule: str, codes: int) -> dict[str, Any]:
+def default_settings(rule: str, codes: int) -> dict[str, float]:
     """Return the settings that fit a code-book of `codes` codes, whether the rule has them or not.
 
     The numbers of neighbours and of clusters are "neighbours" and "partition".
@@ -47,7 +47,7 @@ def make_rule(
     positions: int | None = None,
     normalised: bool = True,
     marks: int = 0,
-    **settings: Any,
+    **settings: object,
 ) -> Rule:
     """Return a rule by its name, for a target over the codes of `codebook` [V, d].
 
@@ -64,7 +64,7 @@ def make_rule(
         InputError: The rule has no such setting, or it is out of range.
         UnknownNameError: There is no such rule.
     """
-    inputs = settings | {"tv_budget": tv_budget}
+    inputs: dict[str, Any] = settings | {"tv_budget": tv_budget}
     inputs = {key: value for key, value in inputs.items() if value is not None}
     if name != EXACT and name not in names("rule"):
         raise UnknownNameError(unknown("rule", name, [EXACT, *names("rule")]))
