@@ -217,21 +217,14 @@ class MaskedSampler:
         states = states.gather(1, picked.expand(-1, -1, states.shape[-1]))
         kind = torch.promote_types(states.dtype, torch.float32)
         pairs = zip(noises, selection.tolist(), strict=True)
-        noise = torch.cat([self.noise(one, places) for one, places in pairs])
+        sizes = self.schedule.steps, self.model.config.latent_dim
+        noise = torch.cat([path_noise(one, places, *sizes) for one, places in pairs])
         noise = noise.to(states.device, kind)
-        sampler = self.open_sampler(scale)
+        sampler = NoiseSampler(self.model, self.schedule, scale, self.temperature)
         conditioning = sampler.conditioning(
             states.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3)
         )
         return sampler.draw(conditioning.flatten(0, 1), noise).latents.reshape(rows, count, -1)
-
-    def open_sampler(self, scale: float) -> NoiseSampler:
-        """Return the sampler of an iteration under a scale of guidance."""
-        return NoiseSampler(self.model, self.schedule, scale, self.temperature)
-
-    def noise(self, noise: NoiseStream, places: Sequence[int]) -> Tensor:
-        """Return normal numbers f64 [n, T + 1, D] for the latents at n places."""
-        return path_noise(noise, places, self.schedule.steps, self.model.config.latent_dim)
 
 
 def order_of(noise: NoiseStream, places: int) -> Tensor:

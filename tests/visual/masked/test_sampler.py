@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from ragspec.sampling.noise import NoiseStream
+from ragspec.visual.latents.sampler import path_noise
+from ragspec.visual.masked import schedule as module
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule, MaskedSampler, NoiseSampler, order_of
 from tests.support import plain_mar, tiny_masked
@@ -46,7 +48,7 @@ def sampled(
     result = list(sampler.draw(torch.tensor([1]), [noise]))[-1][1][0].numpy()
 
     def noise_of(place: int) -> Any:
-        return sampler.noise(noise, [place])[0].numpy()
+        return path_noise(noise, [place], steps, plain_mar.WIDTH)[0].numpy()
 
     order = order_of(noise, PLACES).tolist()
     return result, plain.picture(1, order, noise_of, iterations, steps, scale, temperature)
@@ -80,35 +82,29 @@ class BothGuided(NoiseSampler):
         return mean, other * (deviation / other) ** self.scale
 
 
-class VarianceGuided(MaskedSampler):
-    """A mutant that draws with it."""
-
-    def open_sampler(self, scale: float) -> NoiseSampler:
-        return BothGuided(self.model, self.schedule, scale, self.temperature)
-
-
-class Constant(MaskedSampler):
-    """A mutant: guidance is full from the first latent on."""
-
-    def open_sampler(self, scale: float) -> NoiseSampler:
-        return super().open_sampler(self.scale)
-
-
-@pytest.mark.parametrize("mutant", [VarianceGuided, Constant])
+@pytest.mark.parametrize(
+    ("part", "mutant"),
+    [("NoiseSampler", BothGuided), ("guidance_at", lambda scale, *_: scale)],
+    ids=["guided variance", "full guidance from the first latent on"],
+)
 def test_another_guidance_is_detected(
-    model: MaskedModel, plain: plain_mar.Plain, mutant: Any, monkeypatch: pytest.MonkeyPatch
+    model: MaskedModel,
+    plain: plain_mar.Plain,
+    part: str,
+    mutant: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(globals(), "MaskedSampler", mutant)
+    monkeypatch.setattr(module, part, mutant)
     result, expected = sampled(model, plain)
     assert np.abs(result - expected).max() > 1e-2
 
 
-def test_each_latent_has_separate_noise_and_each_picture_an_order(model: MaskedModel) -> None:
-    sampler, seed = MaskedSampler(model, LearnedSchedule(8), 4), NoiseStream(3)
-    noise = sampler.noise(seed, range(PLACES))
+def test_each_latent_has_separate_noise_and_each_picture_an_order() -> None:
+    seed = NoiseStream(3)
+    noise = path_noise(seed, range(PLACES), 8, plain_mar.WIDTH)
     assert noise.shape == (PLACES, 9, plain_mar.WIDTH)
     assert len(torch.unique(noise)) == noise.numel()
-    assert torch.equal(sampler.noise(seed, [5, 2]), noise[[5, 2]])
+    assert torch.equal(path_noise(seed, [5, 2], 8, plain_mar.WIDTH), noise[[5, 2]])
     first, second = (order_of(each, PLACES).tolist() for each in (seed, NoiseStream(4)))
     assert first != second and sorted(first) == list(range(PLACES))
 
