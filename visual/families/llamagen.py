@@ -293,12 +293,12 @@ def caption_encoder(
         ModelNotFoundError, ModelError: The encoder is missing or does not load.
     """
     config, length = model.config, int(model.config.condition_length)
-    if config.condition == "class" and inputs is not None:
+    if config.condition == "class":
+        if inputs is None:
+            return None
         raise InputError(
             "got a text_encoder for a model of classes; expected none. Draw with class_labels."
         )
-    if config.condition == "class":
-        return None
     if inputs is None:
         folder = resolve_model(EMBEDDER, offline=True).folder
         encoder = CaptionEncoder.from_pretrained(folder, length)

@@ -113,7 +113,7 @@ class Coupled(LatentRule):
             fresh = fresh_noise(view, index, tries, s).to(table.paths)
             start = table.paths[sampled][s].expand(len(tries), 1, -1)
             conditioning = table.conditioning[sampled][None]
-            sample = table.sampler(sampled).draw(conditioning, torch.cat([fresh, start], 1), s)
+            sample = table.samplers[sampled].draw(conditioning, torch.cat([fresh, start], 1), s)
             target = sample.means, sample.deviations
             draft = gaussians_of(table, drafted, sample.path, s)
             return sample.latents, factor + log_ratios(sample.path[:, :s], target, draft)
@@ -170,7 +170,7 @@ def gaussians_of(table: LatentTable, number: int, paths: Tensor, s: int) -> Gaus
         return next(first), next(first)
     between = paths[:, 1:s].flatten(0, 1)
     steps = torch.arange(1, s).repeat(count)
-    later = table.sampler(number).gaussian(table.conditioning[number][None], between, steps)
+    later = table.samplers[number].gaussian(table.conditioning[number][None], between, steps)
     rest = (each.expand_as(between).reshape(count, s - 1, -1) for each in later)
     means, deviations = (torch.cat(parts, 1) for parts in zip(rest, first, strict=True))
     return means, deviations

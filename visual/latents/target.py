@@ -64,7 +64,7 @@ class LatentTable:
         self.deviations = like.new_ones(_FIRST, steps, width, dtype=kind)
         self.conditioning = [like.new_zeros(0, 0)]  # of each latent, [C, width of the head]
         self.indices = [-1]  # generated index that each latent was sampled for
-        self._samplers: list[Sampler | None] = [None]
+        self.samplers: dict[int, Sampler] = {}  # of each sampled latent, by number
         self.judged: dict[int, Judged] = {}  # the verdicts on committed latents, by number
 
     def __len__(self) -> int:
@@ -74,12 +74,6 @@ class LatentTable:
     def latents(self) -> Tensor:
         """The latents [M, D], standardised, including spare rows at the end."""
         return self.paths[:, 0]
-
-    def sampler(self, number: int) -> Sampler:
-        """Return the sampler of a sampled latent."""
-        sampler = self._samplers[number]
-        assert sampler is not None
-        return sampler
 
     def add(
         self, sample: LatentSample, indices: Sequence[int], samplers: Sequence[Sampler]
@@ -91,7 +85,7 @@ class LatentTable:
         self.deviations[numbers.start : numbers.stop] = sample.deviations
         self.conditioning.extend(sample.conditioning)
         self.indices.extend(indices)
-        self._samplers.extend(samplers)
+        self.samplers.update(zip(numbers, samplers, strict=False))
         return numbers
 
     def add_latent(self, latent: Tensor) -> int:
@@ -100,7 +94,6 @@ class LatentTable:
         self.paths[number, 0] = latent
         self.conditioning.append(self.conditioning[0])
         self.indices.append(-1)
-        self._samplers.append(None)
         return number
 
     def distances(self, judged: Sequence[Judged]) -> Tensor:

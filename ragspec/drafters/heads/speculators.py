@@ -127,9 +127,8 @@ def _form(config: dict[str, Any], kind: str) -> dict[str, Any]:
     if kind in _BLOCKS:
         anchor = bool(config.get("sample_from_anchor", kind == "dspark"))
         slots = size_of(config, "block_size") - (not anchor)
-        both = bool(config.get("sliding_window_non_causal"))
         form = {"slots": slots, "mask_token": mask, "from_anchor": anchor}
-        return {**form, "causal_windows": not both}
+        return form | {"causal_windows": not config.get("sliding_window_non_causal")}
     norm: TapNorm = "each" if config.get("fc_norm") else "none"
     form = {"tap_norm": "all" if config.get("norm_before_fc") else norm}
     form["residual_norm"] = bool(config.get("norm_before_residual"))
