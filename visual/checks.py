@@ -6,13 +6,12 @@ Those of settings need no torch, so that a wrong one is named before a model is 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from math import inf, isqrt
-from numbers import Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from ragspec.errors import InputError, ModelError, UnknownNameError
 from ragspec.registry import NAMES, names, resolve, unknown
-from ragspec.sampling.settings import whole
+from ragspec.sampling.settings import is_number, whole
 
 if TYPE_CHECKING:
     import torch
@@ -105,11 +104,6 @@ def relaxed() -> dict[str, str]:
     others = names("rule").keys() - ours.keys()
     every = ours | {name: resolve("rule", name).relaxed_by for name in others}
     return {name: setting for name, setting in every.items() if setting is not None}
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether the value's type is a real number's; booleans do not count."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def checked_whole(value: object, name: str, least: int, most: int) -> int:

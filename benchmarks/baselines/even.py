@@ -23,8 +23,8 @@ from math import exp, inf, log
 
 from ragspec.errors import InputError
 from ragspec.rules.base import TargetView
+from ragspec.sampling.settings import is_number
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.visual.checks import is_number
 from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import RelaxedWalk, expect_table
 

@@ -245,14 +245,14 @@ class Answerer(ABC):
         return Answer(question=question.text, generation=generation, prompt=prompt, **fields)
 
 
-def expect_engine(engine: object) -> None:
-    """Raise InputError unless an engine is one that has a tokenizer."""
+def expect_engine(engine: object, *, bare: bool = False) -> None:
+    """Raise InputError unless an engine is one that has a tokenizer, or may be `bare` of it."""
     if not hasattr(engine, "tokenizer"):
         raise InputError(
             f"got {engine!r} as the engine; expected an Engine, such as "
             "Engine.from_pretrained('starter')."
         )
-    if engine.tokenizer is None:
+    if engine.tokenizer is None and not bare:
         raise InputError("The engine has no tokenizer; expected one with it.")
 
 

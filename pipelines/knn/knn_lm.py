@@ -17,14 +17,14 @@ not pay by `StrideSchedule`, tokens wait for their searches within one call of t
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.prompts import encode_prompts, stop_strings
-from ragspec.engine.request import check_options
+from ragspec.engine.request import Options, Request, check_options
 from ragspec.errors import InputError
+from ragspec.pipelines.answering.answerer import expect_engine
 from ragspec.pipelines.answering.strides import IN_CALLS, FinalText
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Event, Retrieval, joined
@@ -39,7 +39,7 @@ from ragspec.retrievers.knn.distributions import (
 from ragspec.retrievers.speculation.os3 import StridePlan, StrideSchedule
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import logprob_of
-from ragspec.sampling.settings import Sampling, TokenLogprob, seeded
+from ragspec.sampling.settings import Sampling, TokenLogprob, is_number, seeded, whole
 from ragspec.sampling.text_output import TextOutput
 from ragspec.trees.draft_tree import DraftTree
 
@@ -79,17 +79,20 @@ class KnnLM:
         temperature: float | None = None,
         speculate: str | int = "auto",
     ) -> None:
+        expect_engine(engine, bare=True)
+        if not isinstance(store, Datastore):
+            raise InputError(f"got {store!r} as the store; expected a Datastore. Open it first.")
         if engine.rule.label != "exact":
             raise InputError(
                 f"the engine's rule is {engine.rule.name!r}; expected 'walk', under which a text "
                 "does not depend on its drafts."
             )
-        if not 1 <= k <= len(store):
-            raise InputError(f"k is {k}; expected 1 to {len(store):,}, the keys of the datastore.")
-        if not 0.0 <= weight <= 1.0:
-            raise InputError(f"weight is {weight}; expected 0 to 1.")
-        if temperature is not None and not temperature > 0.0:
-            raise InputError(f"temperature is {temperature}; expected above 0, or None.")
+        if not 1 <= (whole(k) or 0) <= len(store):
+            raise InputError(f"k is {k!r}; expected 1 to {len(store):,}, the datastore's keys.")
+        if not (is_number(weight) and 0.0 <= weight <= 1.0):
+            raise InputError(f"weight is {weight!r}; expected 0 to 1.")
+        if temperature is not None and not (is_number(temperature) and temperature > 0.0):
+            raise InputError(f"temperature is {temperature!r}; expected above 0, or None.")
         store.check(engine)
         if temperature is None:  # three digits, so that the rounding of a machine does not matter
             temperature = float(f"{store.near.variance / SPREAD:.3g}") or 1.0
@@ -120,14 +123,13 @@ class KnnLM:
         """
         check_options(options, ("transform", *IN_CALLS), "KnnLM")
         sampling = seeded(sampling or Sampling(), "KnnLM.generate()")
-        every, single = encode_prompts(prompt, self.engine.tokenizer, self.engine.target.input_size)
+        requests, single = self.engine.prepare(prompt, sampling, cast(Options, options))
         if not single:
-            raise InputError(f"got {len(every)} prompts; expected one text at a time.")
+            raise InputError(f"got {len(requests)} prompts; expected one text at a time.")
         if stream is not None and self.engine.tokenizer is None:
             raise InputError("stream= takes text but the engine has no tokenizer; pass one")
-        stops = stop_strings(options.get("stop"), self.engine.tokenizer)
-        final = FinalText(stream, self.engine.tokenizer, stops)
-        text = KnnText(self, every[0], sampling, options, final)
+        final = FinalText(stream, self.engine.tokenizer, requests[0].stop.strings)
+        text = KnnText(self, requests[0], sampling, options, final)
         try:
             with self.engine.scheduler.hold():
                 generation = text.run()
@@ -145,13 +147,14 @@ class KnnText:
     def __init__(
         self,
         lm: KnnLM,
-        prompt: list[int],
+        request: Request,
         sampling: Sampling,
         options: dict[str, Any],
         final: FinalText,
     ) -> None:
         self.engine, self.knn, self.schedule = lm.engine.without_callbacks(), lm.knn, lm.schedule
-        self.prompt, self.sampling, self.options, self.final = prompt, sampling, options, final
+        self.prompt, self.top = list(request.prompt), request.logprobs
+        self.sampling, self.options, self.final = sampling, options, final
         self.waits = lm.speculate == "off"  # every token waits for its search
         self.report = Retrieval()
         self.tokens: list[int] = []
@@ -175,12 +178,6 @@ class KnnText:
             self.final.push(self.prompt, known[accepted:], ends=ended)
             accepted = len(known)
         return self.result()
-
-    @property
-    def top(self) -> int | None:
-        """Alternatives to record with each logprob, None to record no logprobs."""
-        request = self.options.get("logprobs", False)
-        return None if request is None or request is False else int(request)
 
     @property
     def known(self) -> list[int]:
@@ -222,7 +219,9 @@ class KnnText:
         self.calls.append(call)
         self._replaced = 0
         self.report.rounds += 1
-        return call, call.tokens[len(self.tokens) :], self._note("write", began)
+        took = 1000.0 * (time.perf_counter() - began)
+        self.report.events.append(Event("write", 1000.0 * (began - self._began), took))
+        return call, call.tokens[len(self.tokens) :], took
 
     def _wait(self) -> bool:
         """Write some tokens, each after a search; return whether the text has ended."""
@@ -302,12 +301,6 @@ class KnnText:
         self.report.calls += 1
         self.report.queries += queries
         self.schedule.search.learn(queries, milliseconds)
-
-    def _note(self, what: str, began: float) -> float:
-        """Record an event that lasted from `began` until now; return its milliseconds."""
-        milliseconds = 1000.0 * (time.perf_counter() - began)
-        self.report.events.append(Event(what, 1000.0 * (began - self._began), milliseconds))
-        return milliseconds
 
 
 def _first(steps: Sequence[Step], count: int) -> list[Step]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeGuard
 
 from ragspec.errors import InputError, SamplingError
 from ragspec.types import GenerationConfig
@@ -245,6 +246,11 @@ def whole(value: object) -> int | None:
         return index(value) if isinstance(value, SupportsIndex) else None
     except TypeError:
         return None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether the value's type is a real number's; booleans do not count."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def checked_count(count: object, name: str, least: int = 1) -> int:

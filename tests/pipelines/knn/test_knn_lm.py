@@ -210,6 +210,12 @@ def test_what_is_waited_for_learns_whether_guesses_would_be_right(
     assert lm.schedule.guesses > 0
 
 
+def test_true_asks_for_logprobs_without_alternatives_as_of_an_engine(small: Datastore) -> None:
+    result = KnnLM(engine(), small, k=8, speculate=4).generate("the", logprobs=True)
+    assert result.logprobs and not any(token.top for token in result.logprobs)
+    assert result.report.retrieval is not None and result.report.retrieval.hits
+
+
 def test_it_is_drafted_for_as_any_text(store: Datastore) -> None:
     lm = KnnLM(engine("context"), store, weight=1.0, k=1, speculate="off")
     plain = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True)
@@ -287,15 +293,18 @@ def test_no_seed_draws_one_and_says_it(small: Datastore) -> None:
     [
         ({"k": 0}, "k is 0; expected 1 to"),
         ({"k": 10**6}, "k is 1000000; expected 1 to"),
-        ({"weight": 1.5}, "weight is 1.5"),
-        ({"temperature": 0.0}, "temperature is 0.0"),
+        *(({"k": k}, f"k is {k!r}; expected 1 to") for k in ("8", None, 2.5, True)),
+        *(({"weight": x}, f"weight is {x!r}; expected 0 to 1") for x in (1.5, "a", None, True)),
+        *(({"temperature": t}, f"temperature is {t!r}; expected above 0") for t in (0.0, "x")),
+        ({"engine": "starter"}, "got 'starter' as the engine; expected an Engine"),
+        ({"store": "x"}, "got 'x' as the store; expected a Datastore"),
         ({"speculate": 99}, "speculate is 99"),
         ({"speculate": "on"}, "speculate is 'on'"),
     ],
 )
 def test_refuses_bad_settings(small: Datastore, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        KnnLM(engine(), small, **options)
+        KnnLM(**{"engine": engine(), "store": small, **options})
 
 
 def test_the_default_temperature_is_a_share_of_variance(small: Datastore, tmp_path: Path) -> None:
