@@ -10,11 +10,10 @@ the small bundled one says little. A question without matches gets the beginning
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ragspec.pipelines.answering.prompt import build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
-from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
+from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, EmbedderSpec
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.types import Tokenizer
@@ -39,9 +38,7 @@ class Chunks:
         embedder: See `PassageIndex.build`; None for the bundled one.
     """
 
-    def __init__(
-        self, hit: Hit, tokens: int, embedder: str | Path | Embedder | None = None
-    ) -> None:
+    def __init__(self, hit: Hit, tokens: int, embedder: EmbedderSpec = None) -> None:
         self.room = room_of(tokens)
         self._hit = hit
         self._floor = None if embedder is None else FLOOR

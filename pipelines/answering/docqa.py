@@ -11,7 +11,7 @@ from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.answerer import NEW_TOKENS, Answerer, Question
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
-from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder, load_embedder
+from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, EmbedderSpec, load_embedder
 from ragspec.retrievers.search.documents import (
     Collection,
     Document,
@@ -64,7 +64,7 @@ class DocQA(Answerer):
         *,
         engine: Engine | None = None,
         words: int = WORDS,
-        embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
+        embedder: EmbedderSpec = DEFAULT_EMBEDDER,
         dense: str = FLAT,
         on_progress: ProgressCallback = lambda what, done, total: None,
         **settings: Unpack[PromptSettings],
@@ -91,7 +91,7 @@ class DocQA(Answerer):
         path: str | os.PathLike[str],
         *,
         engine: Engine | None = None,
-        embedder: str | Path | Embedder | None = None,
+        embedder: EmbedderSpec = None,
         **settings: Unpack[PromptSettings],
     ) -> Self:
         """Open an index that `save` wrote; see `PassageIndex.open`."""

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
-from ragspec.engine.request import OnRead
+from ragspec.engine.request import OnRead, check_options
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question, expect_engine
@@ -22,7 +22,7 @@ from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.prompt import Prompt, led_by, passage_first, placed
 from ragspec.pipelines.answering.saved_document import SavedDocument, open_document, save_document
 from ragspec.pipelines.answering.template import PromptTemplate, find_template, suited
-from ragspec.retrievers.search.dense import Embedder
+from ragspec.retrievers.search.dense import EmbedderSpec
 from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -42,13 +42,13 @@ class LongDocument(Answerer):
     """Answers questions over one document, which `open` prefills.
 
     Any number of threads may ask. The engine's prefix cache keeps the keys and values until
-    `close`; questions that run at once share them. `PrefixCache.bytes` counts what is kept after
-    them too, up to its limit. `refuse` has no effect here. The option `transform` may be the
-    `Steering` of a model that reads the chunks of a question.
+    `close`; a question that runs beside others has a copy of them. `PrefixCache.bytes` counts what
+    is kept after them too, up to its limit. `refuse` has no effect here. The option `transform` may
+    be the `Steering` of a model that reads the chunks of a question.
 
     Args:
         saved: The document, whose keys and values go to the engine's prefix cache.
-        embedder: Embeds the chunks that a drafter reads; None for the bundled one.
+        embedder, tenant: See `open`.
 
     Attributes:
         hit: The part of the document that is read.
@@ -56,11 +56,11 @@ class LongDocument(Answerer):
     """
 
     def __init__(
-        self, engine: Engine, saved: SavedDocument, embedder: str | Path | Embedder | None = None
+        self, engine: Engine, saved: SavedDocument, embedder: EmbedderSpec = None, tenant: str = ""
     ) -> None:
         super().__init__(engine, prompt=saved.template)
-        self.document = saved.document
-        self.token_range = saved.token_range
+        check_options({"tenant": tenant})
+        self.document, self.token_range, self.tenant = saved.document, saved.token_range, tenant
         self.hit, self.prefix = _laid(engine, saved)
         self._embedder = embedder
         if not saved.layers:
@@ -76,10 +76,10 @@ class LongDocument(Answerer):
     def _hold(self, layers: Layers) -> None:
         """Keep the document in the engine's prefix cache, with these keys and values if any."""
         cache = self.engine.prefix_cache
-        self._pin = cache.pin(self.prefix.token_ids)
+        self._pin = cache.pin(self.prefix.token_ids, self.tenant)
         weakref.finalize(self, cache.unpin, self._pin).atexit = False
         if layers:
-            cache.insert(self.prefix.token_ids, layers)
+            cache.insert(self.prefix.token_ids, layers, self.tenant)
 
     @classmethod
     def open(
@@ -90,7 +90,8 @@ class LongDocument(Answerer):
         token_range: TokenRange | None = None,
         prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
-        embedder: str | Path | Embedder | None = None,
+        embedder: EmbedderSpec = None,
+        tenant: str = "",
         on_read: OnRead | None = None,
     ) -> Self:
         """Read a document, or open one that `save` wrote.
@@ -103,6 +104,7 @@ class LongDocument(Answerer):
             token_range: Tokens of the document to read, from and to; None for all.
             prompt, system: See `Answerer`.
             embedder: Embeds the chunks, see `PassageIndex.build`; None for the bundled one.
+            tenant: Owner of the document and of all texts over it, see `Options`.
             on_read: Called with the tokens read and their total.
 
         Raises:
@@ -119,10 +121,10 @@ class LongDocument(Answerer):
                     f"got token_range, prompt or system with {path}, which was saved with its own; "
                     "expected none of them, or the document itself."
                 )
-            return cls(engine, open_document(Path(path), engine), embedder)
+            return cls(engine, open_document(Path(path), engine), embedder, tenant)
         document = path if isinstance(path, Document) else load_document(path)
         template = find_template(suited(engine.tokenizer) if prompt is None else prompt, system)
-        opened = cls(engine, SavedDocument(document, template, token_range), embedder)
+        opened = cls(engine, SavedDocument(document, template, token_range), embedder, tenant)
         opened._layers(on_read)
         return opened
 
@@ -174,10 +176,10 @@ class LongDocument(Answerer):
     def _layers(self, on_read: OnRead | None = None) -> Layers:
         """Return the keys and values of the prefix cache, after a prefill if it has none."""
         tokens, engine = list(self.prefix.token_ids), self.engine
-        layers = engine.prefix_cache.export(tokens)
+        layers = engine.prefix_cache.export(tokens, self.tenant)
         if layers is None:  # not read yet, or a question that runs has them
-            engine.prefill(tokens, on_read=on_read)
-            layers = engine.prefix_cache.export(tokens)
+            engine.prefill(tokens, tenant=self.tenant, on_read=on_read)
+            layers = engine.prefix_cache.export(tokens, self.tenant)
         if layers is None and len(tokens) < BLOCK:
             raise InputError(
                 f"the document has {len(tokens)} tokens with what stands before it; expected at "
@@ -201,6 +203,8 @@ class LongDocument(Answerer):
 
     def _write(self, question: Question) -> Answer:
         text, options = question.text, question.options
+        check_options(options, ("tenant",), "LongDocument.open()")
+        options["tenant"] = self.tenant
         prompt, chunks = self.prompt(text), tuple[Hit, ...]()
         if options.get("transform") is not None or self.engine.needs.draft_prompt:
             chunks, ids = self.chunks.find(self.engine.tokenizer, text, self.template)

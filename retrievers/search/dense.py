@@ -53,6 +53,9 @@ class Embedder(Protocol):
         """Return unit vectors f32 [texts, dimensions]; some models treat queries differently."""
 
 
+EmbedderSpec = str | Path | Embedder | None
+
+
 class StaticEmbedder:
     """A table of token vectors; the vector of a text is their normalized mean."""
 

@@ -16,6 +16,7 @@ from ragspec.retrievers.search.dense import (
     DEFAULT_EMBEDDER,
     DenseIndex,
     Embedder,
+    EmbedderSpec,
     StaticEmbedder,
     load_embedder,
 )
@@ -109,7 +110,7 @@ class PassageIndex:
         documents: Iterable[Document],
         *,
         words: int = WORDS,
-        embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
+        embedder: EmbedderSpec = DEFAULT_EMBEDDER,
         dense: str = FLAT,
         sparse: bool = True,
         paths: Iterable[str | os.PathLike[str]] = (),
@@ -293,11 +294,7 @@ class PassageIndex:
 
     @classmethod
     def open(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        embedder: str | Path | Embedder | None = None,
-        verify: Verify = "full",
+        cls, path: str | os.PathLike[str], *, embedder: EmbedderSpec = None, verify: Verify = "full"
     ) -> Self:
         """Open an index that `save` wrote.
 
@@ -314,7 +311,7 @@ class PassageIndex:
             return cls._read(store, embedder)
 
     @classmethod
-    def _read(cls, store: OpenStore, embedder: str | Path | Embedder | None) -> Self:
+    def _read(cls, store: OpenStore, embedder: EmbedderSpec) -> Self:
         parameters = store.manifest.parameters
         documents = [read_document(line) for line in read_lines(store.file("documents.jsonl"))]
         spans = np.load(store.file("passages.npy"), allow_pickle=False).tolist()

@@ -17,7 +17,7 @@ import numpy as np
 
 from ragspec.errors import DocumentError, InputError, pluralize
 from ragspec.registry import did_you_mean
-from ragspec.retrievers.search.dense import Embedder
+from ragspec.retrievers.search.dense import EmbedderSpec
 from ragspec.retrievers.search.documents import (
     Document,
     ProgressCallback,
@@ -76,7 +76,7 @@ def add(
     path: str | os.PathLike[str],
     paths: Paths,
     *,
-    embedder: str | Path | Embedder | None = None,
+    embedder: EmbedderSpec = None,
     on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Change:
     """Read files and folders into an index; a file of the index is read again.
@@ -109,7 +109,7 @@ def remove(
     path: str | os.PathLike[str],
     names: Iterable[str | os.PathLike[str]],
     *,
-    embedder: str | Path | Embedder | None = None,
+    embedder: EmbedderSpec = None,
     on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Change:
     """Remove documents from an index, by name, file or folder; `refresh` leaves them out too.
@@ -141,7 +141,7 @@ def remove(
 def refresh(
     path: str | os.PathLike[str],
     *,
-    embedder: str | Path | Embedder | None = None,
+    embedder: EmbedderSpec = None,
     on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Change:
     """Read the files of an index again: add new files, replace changed ones, remove lost ones.
@@ -207,7 +207,7 @@ def described(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _change(
     path: str | os.PathLike[str],
     planned: Callable[[PassageIndex], IndexPlan],
-    embedder: str | Path | Embedder | None,
+    embedder: EmbedderSpec,
     on_progress: ProgressCallback,
 ) -> Change:
     """Change an index by a plan; write nothing if the plan changes nothing."""

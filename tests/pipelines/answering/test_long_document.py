@@ -88,6 +88,16 @@ def test_the_document_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert result.passages[0].document.name == "report.txt"
 
 
+def test_a_document_of_a_tenant_is_read_once_for_it_alone(selected: Path, tmp_path: Path) -> None:
+    for path in (text_file(tmp_path), selected):
+        request = engine()
+        opened = LongDocument.open(path, request, tenant="us")
+        assert opened.ask(QUESTIONS[0], **INPUTS).report.cached_tokens >= opened.tokens
+        assert request.prefix_cache.export(opened.prefix.token_ids) is None, "another tenant's"
+        with pytest.raises(InputError, match=r"tenant=, which LongDocument.open\(\) sets"):
+            opened.ask(QUESTIONS[0], tenant="them")
+
+
 def test_two_questions_at_once_leave_it_untouched(tmp_path: Path) -> None:
     opened = LongDocument.open(text_file(tmp_path), engine("context"))
 
@@ -138,6 +148,7 @@ def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
         ({"engine": "starter"}, "expected an Engine"),
         ({"token_range": (9000, 9001)}, "begins behind the"),
         ({"prompt": "nothing"}, "nothing"),
+        ({"tenant": 5}, "tenant is 5; expected a text"),
         *(({"path": path}, f"got {path} as the document; expected a path") for path in (5, None)),
     ],
 )
