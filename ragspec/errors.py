@@ -14,6 +14,7 @@ RagspecError
 ├── EngineError           (RuntimeError)  an engine that takes no requests
 │   ├── QueueFullError                    its queue is full; try again later
 │   └── EngineClosedError                 it was closed
+├── ResultTimeoutError    (TimeoutError)  a text that has not ended in the time given
 ├── CallbackError         (RuntimeError)  a callback raised what would end the program
 ├── HostError             (RuntimeError)  a host program with an unexpected interface
 ├── StoreError            (OSError)       an index on disk that is missing, damaged or foreign
@@ -119,6 +120,10 @@ class QueueFullError(EngineError):
 
 class EngineClosedError(EngineError):
     """The engine was closed and accepts no more requests."""
+
+
+class ResultTimeoutError(RagspecError, TimeoutError):
+    """A text that has not ended within the timeout; it goes on."""
 
 
 class CallbackError(RagspecError, RuntimeError):

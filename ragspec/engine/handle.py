@@ -5,12 +5,12 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Protocol, Self
 
 from ragspec.engine.sequence import Sequence, attempt, is_interrupt
-from ragspec.errors import CallbackError, InputError
+from ragspec.errors import CallbackError, InputError, ResultTimeoutError
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Step
 from ragspec.sampling.text_output import PlacedToken, TextOutput
@@ -102,11 +102,13 @@ class RequestHandle:
         """Return the generation once the text has ended; raise the error that ended it, if any.
 
         Raises:
-            TimeoutError: It has not ended within `timeout` seconds.
+            ResultTimeoutError: It has not ended within `timeout` seconds.
         """
         if self.owner is not None:
             self._scheduler.drive(self.owner, self.future.done)
-        return self.future.result(timeout)
+        if not wait([self.future], timeout).done:
+            raise ResultTimeoutError(f"the text has not ended in {timeout} s; wait, or cancel it.")
+        return self.future.result()
 
     def partial(self) -> Generation:
         """Return the generation so far."""

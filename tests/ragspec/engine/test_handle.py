@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragspec import Engine
-from ragspec.errors import InputError
+from ragspec.errors import InputError, ResultTimeoutError
 from ragspec.rules.base import Step
 from tests.support import tiny
 from tests.support.scheduling import tokens_of
@@ -23,6 +23,14 @@ def test_steps_are_reported_as_they_are_taken(plain: Engine) -> None:
     assert [token for step in steps for token in step.tokens] == tokens
     assert 0 < handle.submitted <= handle.joined <= handle.first <= handle.finished
     assert list(handle) == [] and handle.result(timeout=1).text == tiny.tokenizer().decode(tokens)
+
+
+def test_a_timeout_is_a_typed_error_and_the_text_goes_on(plain: Engine) -> None:
+    with plain.with_limits(8) as pool:
+        handle = pool.submit("a tree", max_new_tokens=200, ignore_eos=True)
+        with pytest.raises(ResultTimeoutError, match="has not ended in 0 s; wait, or cancel"):
+            handle.result(timeout=0)
+        assert len(handle.result().tokens) == 200
 
 
 def test_an_interpreter_may_end_while_texts_are_written() -> None:
