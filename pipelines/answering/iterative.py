@@ -40,7 +40,7 @@ from ragspec.retrievers.speculation.passages import (
     RetrievedPassage,
     RetrieverSearcher,
 )
-from ragspec.sampling.settings import Sampling, checked_count, seeded
+from ragspec.sampling.settings import Sampling, checked_count, is_number, seeded
 
 Retrieval = SpeculativeRetrieval[Any, RetrievedPassage, Stride]
 
@@ -83,8 +83,9 @@ class IterativeSearch:
         StrideSchedule.named(self.speculate, self.overlap)
         if self.search is not None and self.search not in list(SearchMode):
             raise InputError(f"search is {self.search!r}; expected one of {', '.join(SearchMode)}.")
-        probable = isinstance(self.flare, int | float) and 0.0 < self.flare <= 1.0
-        if self.flare is not None and not probable:
+        if not isinstance(self.overlap, bool | None):
+            raise InputError(f"overlap is {self.overlap!r}; expected True, False, or None.")
+        if self.flare is not None and not (is_number(self.flare) and 0.0 < self.flare <= 1.0):
             raise InputError(f"flare is {self.flare}; expected a probability above 0, at most 1.")
         if self.rounds is not None and self.flare is not None:
             raise InputError("got rounds and flare; expected one of them: rounds have no strides.")

@@ -315,6 +315,8 @@ def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
         ({"speculate": "on"}, "speculate is 'on'; expected 'auto', 'off', or strides from 1 to 16"),
         ({"flare": 0.0}, "flare is 0.0; expected a probability above 0"),
         ({"flare": "x"}, "flare is x; expected a probability above 0"),
+        ({"flare": True}, "flare is True; expected a probability above 0"),
+        ({"overlap": "x"}, "overlap is 'x'; expected True, False, or None"),
         ({"speculate": 17}, "strides from 1 to 16"),
         ({"rounds": 0}, "rounds is 0"),
         ({"query_tokens": 2.5}, "query_tokens is 2.5"),
