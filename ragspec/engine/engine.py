@@ -73,6 +73,8 @@ class Engine:
         *,
         max_batch_size: int = 16,
     ) -> None:
+        if isinstance(tokenizer, str):
+            raise InputError(f"tokenizer is {tokenizer!r}; expected an object. Load it first.")
         self.target = model if isinstance(model, CausalTarget) else open_target(model)
         self.tokenizer: Any = tokenizer
         self.scheduler = Scheduler(self.target, max_batch_size, None, CHUNK)
@@ -113,6 +115,8 @@ class Engine:
         Raises:
             ModelNotFoundError: No model was found; the message lists the places that were tried.
         """
+        if others := options.keys() - {"static", "runtime", "rule", "max_batch_size"}:
+            raise InputError(f"got {min(others)}=; expected arguments of Engine. Leave it out.")
         runs = {name: options.pop(name) for name in ("static", "runtime") if name in options}
         target, tokenizer = load_target(
             model, device, dtype, device_map=device_map, adapter=adapter, **runs

@@ -255,6 +255,13 @@ def test_a_rule_that_cannot_judge_the_drafter_is_refused(model: Any) -> None:
         Engine(model, drafter="context", rule="rejection")
 
 
+def test_wrong_arguments_are_named_before_a_model_is_loaded(model: Any) -> None:
+    with pytest.raises(InputError, match="got foo=; expected arguments of Engine"):
+        Engine.from_pretrained("nosuch", foo=1)
+    with pytest.raises(InputError, match="tokenizer is 'x'; expected an object"):
+        Engine(model, "x")
+
+
 def test_finished_texts_are_reported_until_that_is_ended(plain: Engine) -> None:
     message: list[Generation] = []
     twice = [plain.on_finish(message.append) for _ in range(2)]
