@@ -59,10 +59,16 @@ class TextBenchOptions:
         checks.check_store(self.store, "corpus")
         checks.check_store(self.history, "corpus")
         checks.check_budget(self.budget)
+        if not split(self.variants):
+            raise InputError("Expected --variants plain,auto or others, got none. Name some.")
+        drafters = set[str]()
         for name in split(self.variants):
             parts = measure.parts_of(name)
             checks.check_drafters(parts, (*measure.PEERS, "plain") if len(parts) == 1 else ())
             checks.check_need("store", parts, self.store or self.history)
+            drafters.update(parts)
+        if self.store or self.history:
+            checks.check_stored(drafters or {"plain"})
 
 
 @takes_records
@@ -99,8 +105,8 @@ def text(options: TextBenchOptions) -> None:
     built = build_variants(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
     if not built:
         raise InputError(
-            f"Expected --variants among {', '.join(measure.PEERS)}, plain and `ragspec drafters`, "
-            f"got {options.variants!r}. Those with a model need --draft-model."
+            f"Expected --variants that need no model, got {options.variants!r} and no "
+            "--draft-model. Pass one."
         )
     with terminal.working("measuring") as show:
         rows = measure.run_benchmark(prompts, built, repeats=options.repeats, on_progress=show)

@@ -144,11 +144,11 @@ def check_stored(drafters: Collection[str], stored: Collection[str] = STORED) ->
     """Raise InputError if there is a store and none of the drafters, as far as known, uses it."""
     if not drafters or "none" in drafters:
         raise InputError("got a store and --drafter none; expected one: leave the other out.")
-    foreign = not set(drafters) <= registry.NAMES["drafter"].keys() and stored is STORED
+    foreign = stored is STORED and not {*drafters} <= {*registry.NAMES["drafter"], "plain"}
     if not foreign and not set(stored) & set(drafters):
         raise InputError(
             f"got a store, but {', '.join(drafters)} does not draft from stores; expected one of "
-            f"{', '.join(sorted(stored))}. Use --drafter auto."
+            f"{', '.join(sorted(stored))}. Use auto, or leave the store out."
         )
 
 
