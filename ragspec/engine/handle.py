@@ -20,7 +20,7 @@ class Driver(Protocol):
     """The part of a scheduler that a handle needs."""
 
     def drive(self, owner: object, until: Callable[[], bool]) -> None:
-        """Take steps, or wait while another thread takes them, until something holds."""
+        """Take steps until something holds; without an owner, only where no other thread does."""
 
     def remove(self, handle: "RequestHandle", *, wait: bool = True) -> None:
         """End a request after the current step."""
@@ -61,6 +61,7 @@ class RequestHandle:
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
         self._events: deque[Step | Generation | None] = deque()
         self._delivering = threading.Lock()
+        self._deliverer = 0  # the thread that hands events on
         self._putting = threading.Lock()
         self._complete = False  # whether the reader has the end
         self._watcher: Callable[[], None] | None = None
@@ -84,8 +85,7 @@ class RequestHandle:
         return self
 
     def __next__(self) -> Step:
-        if self.owner is not None:
-            self._scheduler.drive(self.owner, lambda: not self._steps.empty())
+        self._drive(lambda: not self._steps.empty())
         step = self._steps.get()
         if step is not None:
             return step
@@ -104,11 +104,16 @@ class RequestHandle:
         Raises:
             ResultTimeoutError: It has not ended within `timeout` seconds.
         """
-        if self.owner is not None:
-            self._scheduler.drive(self.owner, self.future.done)
+        self._drive(self.future.done)
         if not wait([self.future], timeout).done:
             raise ResultTimeoutError(f"the text has not ended in {timeout} s; wait, or cancel it.")
         return self.future.result()
+
+    def _drive(self, until: Callable[[], bool]) -> None:
+        """Take steps as `Driver.drive` does; raise InputError if they cannot help."""
+        if self._deliverer == threading.get_ident() and not until():
+            raise InputError("a callback waits for its text to go on; call partial() instead.")
+        self._scheduler.drive(self.owner, until)
 
     def partial(self) -> Generation:
         """Return the generation so far."""
@@ -135,9 +140,11 @@ class RequestHandle:
         """
         while self._events and self._delivering.acquire(blocking=False):
             try:
+                self._deliverer = threading.get_ident()
                 while self._events:
                     self._hand(self._events.popleft())
             finally:
+                self._deliverer = 0
                 self._delivering.release()
 
     def _hand(self, event: Step | Generation | None) -> None:

@@ -70,7 +70,7 @@ class Scheduler:
         self._stack = ExitStack()
         self._loop: Loop | None = None
         self._holds = self._longest = 0  # tokens since memory was returned
-        self._stepping = False
+        self._stepping = 0  # the thread that is in a step, 0 for none
 
     def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle the settings alone: threads, requests and caches stay here."""
@@ -104,8 +104,9 @@ class Scheduler:
         room = self.max_queue_size
         if room is not None and self.open_requests + requests > self.max_batch_size + room:
             raise QueueFullError(
-                f"The queue holds {pluralize(self.waiting, 'request')} of {room} at most; expected "
-                f"room for {requests} more. Try again later."
+                f"The engine has {pluralize(self.open_requests, 'open request')}; expected room "
+                f"for {requests} more in a batch of {self.max_batch_size} and a queue of {room}. "
+                "Try again later."
             )
 
     def add(self, handle: RequestHandle) -> None:
@@ -156,9 +157,9 @@ class Scheduler:
 
     def drive(self, owner: object, until: Callable[[], bool]) -> None:
         """Take steps, or wait while the scheduler's thread takes them, until something holds."""
-        while not until():
-            in_callback = threading.current_thread() is self._thread
-            if self.step(None if in_callback else owner):
+        inside = threading.get_ident() in (self._stepping, self._thread and self._thread.ident)
+        while (inside or owner is not None) and not until():  # else that thread takes them
+            if self.step(None if inside or owner is self else owner):
                 continue
             self.wake()
             with self._changed:
@@ -184,7 +185,7 @@ class Scheduler:
                 return False
             interrupt: BaseException | None = None
             try:
-                self._stepping = True
+                self._stepping = threading.get_ident()
                 # Later steps write to tensors of this one, perhaps in another mode of the caller:
                 # a tensor of the inference mode could not be written outside of it.
                 cast = torch.is_autocast_enabled(self.target.device.type)
@@ -197,7 +198,7 @@ class Scheduler:
                 interrupt = error if is_interrupt(error) else None
                 self._end_all(None if interrupt else error)
             finally:
-                self._stepping = False
+                self._stepping = 0
                 self._recount()
                 self._close_if_idle()
             handles, self._touched = self._touched, {}
@@ -233,7 +234,7 @@ class Scheduler:
             self._closed = True
         if not cancel:  # a caller that has left, as by an interrupt, takes no steps
             end = time.perf_counter() + (float("inf") if timeout is None else timeout)
-            self.drive(None, lambda: not self._owners or time.perf_counter() >= end)
+            self.drive(self, lambda: not self._owners or time.perf_counter() >= end)
         with self._driving:
             handles = [*chain(*self._waiting.values()), *self._live.values()]
         for handle in handles:
@@ -260,20 +261,19 @@ class Scheduler:
                     self._touched[handle] = None
         for handle in [each for each in self._live.values() if each.sequence.done]:
             self._end(handle)
+        self._sweep()  # a callback may have cancelled a request, or called the engine in vain
 
     def _sweep(self) -> None:
         """End the requests that were cancelled, or whose callbacks failed."""
         with self._changed:
-            cancelled = [each for each in chain(*self._waiting.values()) if each.cancelled]
-            for key, queue in [*self._waiting.items()] if cancelled else ():
-                queue[:] = [each for each in queue if each not in cancelled]
+            ended = [each for each in chain(*self._waiting.values()) if each.cancelled]
+            for key, queue in [*self._waiting.items()] if ended else ():
+                queue[:] = [each for each in queue if each not in ended]
                 if not queue:
                     del self._waiting[key]
-        for handle in cancelled:
-            self._end(handle)
-        ended = [each for each in self._live.values() if each.cancelled or each.sequence.done]
+        ended += [each for each in self._live.values() if each.cancelled or each.sequence.done]
         for handle in ended:
-            if self._loop is not None:
+            if self._loop is not None and handle.sequence in self._live:
                 self._loop.leave(handle.sequence)
             self._end(handle)
 

@@ -3,15 +3,18 @@
 import subprocess
 import sys
 import weakref
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from ragspec import Engine
+from ragspec.engine.handle import RequestHandle
 from ragspec.errors import InputError, ResultTimeoutError
 from ragspec.rules.base import Step
 from tests.support import tiny
 from tests.support.scheduling import tokens_of
+from tests.support.waiting import until
 
 
 def test_steps_are_reported_as_they_are_taken(plain: Engine) -> None:
@@ -93,3 +96,32 @@ def test_a_handle_streams_text(plain: Engine) -> None:
     assert left.result().finish_reason == early.result().finish_reason == "cancelled"
     with Engine(plain.target, drafter=None) as pool, pytest.raises(InputError, match="no tok"):
         pool.submit([1], max_new_tokens=1).stream()
+
+
+@pytest.mark.parametrize("place", ["on_step", "future", "on_finish"])
+def test_a_callback_may_wait_for_other_texts(place: str, plain: Engine) -> None:
+    pool, texts = plain.with_limits(8), list[list[int]]()
+    other = pool.without_callbacks()
+
+    def callback(*_: object) -> None:
+        texts.append(other.submit([4, 5, 6], max_new_tokens=3).result().tokens)
+        texts.append(tokens_of(other.submit([4, 5, 6], max_new_tokens=3)))
+
+    if place == "on_finish":
+        pool.on_finish(callback)
+    handle = pool.submit([1, 2], max_new_tokens=1, on_step=callback if place == "on_step" else None)
+    if place == "future":
+        handle.future.add_done_callback(callback)
+    until(lambda: handle.done and len(texts) == 2)
+    assert texts == [plain.generate([4, 5, 6], max_new_tokens=3).tokens] * 2
+
+
+def test_a_callback_that_waits_for_its_text_or_within_a_step_is_refused(plain: Engine) -> None:
+    pool, handles = plain.with_limits(8), SimpleQueue[RequestHandle]()
+    calls: list[Any] = [lambda *_: handles.get().result(), lambda *_: pool.submit([1]).result()]
+    handle = pool.submit([1, 2], max_new_tokens=3, on_step=calls[0])
+    handles.put(handle)
+    with pytest.raises(InputError, match="waits for its text"):
+        handle.future.result(timeout=20)
+    with pytest.raises(InputError, match="in the middle of one of its own steps"):
+        pool.generate([3], logits_processor=calls[1:])
