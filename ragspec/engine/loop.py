@@ -195,6 +195,7 @@ class Loop:
             rows[0].prefill_ms += 1000 * (time.perf_counter() - job.began)
         for row in rows:
             row.prefill_forwards += job.forwards
+            row.cached = rows[0].cached
             if row.slot is None:
                 row.slot = attempt(row, self.session.fork, slot)
             if row.error is None and not job.again:

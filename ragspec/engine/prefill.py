@@ -74,7 +74,7 @@ class PrefillJob:
             room = first.context.remaining + (1 if first.drafter is None else MOST_NODES)
             first.slot, count = session.join(self.left, first.request.tenant, room)
             del self.left[:count]
-            first.cached = max(first.cached, count)
+            first.cached = max(first.cached, min(count, len(first.request.prompt)))
         return first.slot
 
     def report(self) -> None:

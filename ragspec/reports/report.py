@@ -266,7 +266,7 @@ class Report:
 
 # Numbers, and mappings to numbers, that add up over the calls of one text.
 _ADDED = (
-    *("tokens", "prefill_tokens", "cached_tokens", "forwards", "prefill_forwards", "steps"),
+    *("tokens", "prefill_tokens", "forwards", "prefill_forwards", "steps"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_seconds"),
 )
 _MERGED = ("drafted_by_source", "accepted_by_source", "milliseconds", "budget_sizes", "faults")
@@ -304,6 +304,7 @@ def joined(
         reports[-1],
         **sums,
         prompt_tokens=reports[0].prompt_tokens,
+        cached_tokens=reports[0].cached_tokens,
         per_step_drafted=tuple(n for report in reports for n in report.per_step_drafted),
         per_step_accepted=tuple(n for report in reports for n in report.per_step_accepted),
         seconds=seconds,
