@@ -323,7 +323,8 @@ class Engine:
             chunk: Tokens of prompts that are read between two steps of running texts.
             max_model_len: Most tokens of a text with its prompt, None for the model's context.
             kv_memory: Most bytes of keys and values, None for no limit: of running texts, each
-                with all tokens that it may have, and of the prefix cache. Requests wait for room.
+                with all tokens that it may have, and of the prefix cache. Requests wait for room;
+                for one that runs alone, pinned texts are evicted too.
         """
         other, memory = self.without_callbacks(), None
         if max_model_len is not None or kv_memory is not None:

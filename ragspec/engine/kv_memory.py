@@ -46,14 +46,15 @@ class KvMemory:
         session: TargetSession | None,
         prefix_cache: PrefixCache,
     ) -> bool:
-        """Return whether there is memory for a sequence; cached texts are evicted for it."""
+        """Return whether there is memory for a sequence; other cached texts are evicted for it."""
         caches = {} if session is None or self._rows else session.caches
+        base = prefix_cache.base(sequence.pending[:-1], sequence.request.tenant)
         growth = self._rows * self._bytes(self.max_length)
         for each in () if self._rows else (sequence, *running):
-            request, cache = each.request, caches.get(each.slot)
-            most = self._bytes(len(request.prompt) + request.stop.max_new_tokens)
+            cache = base if each is sequence else caches.get(each.slot)
+            most = self._bytes(len(each.request.prompt) + each.request.stop.max_new_tokens)
             growth += most if cache is None else max(0, most - cache.bytes)
-        fits = prefix_cache.shrink(self._limit - growth, caches.values())
+        fits = prefix_cache.shrink(self._limit - growth, caches.values(), base)
         return fits or not running
 
     def _bytes(self, tokens: int) -> int:

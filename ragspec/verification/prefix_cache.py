@@ -7,12 +7,14 @@ other lengths.
 """
 
 import math
+import operator
 import threading
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ragspec.errors import InputError
 from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import Layers, SequenceCache
 
@@ -135,7 +137,10 @@ class PrefixCache:
 
     def pin(self, tokens: Sequence[int], tenant: str = "") -> Pin:
         """Keep a text of at least `BLOCK` tokens beyond the limit, until `unpin` gets the pin."""
-        pin = tenant, list(tokens)
+        try:
+            pin = tenant, [*map(operator.index, tokens)]
+        except TypeError as error:
+            raise InputError(f"pin() got {tokens!r:.60}; expected token ids. Encode it.") from error
         with self._lock:
             self._pins.append(pin)
         return pin
@@ -156,18 +161,27 @@ class PrefixCache:
         """Keep keys and values from elsewhere, such as a file; they are not copied."""
         self.keep(tokens, tenant, SequenceCache.of(layers))
 
-    def shrink(self, limit: int, running: Collection[SequenceCache] = ()) -> bool:
+    def base(self, tokens: Sequence[int], tenant: str) -> SequenceCache | None:
+        """Return the keys and values that `take` hands over, None if it copies or has none."""
+        with self._lock:
+            row, common = _longest(list(tokens), tenant, self._rows)
+            return row.cache if row is not None and self._gives(row, common) else None
+
+    def shrink(
+        self, limit: int, running: Collection[SequenceCache] = (), base: SequenceCache | None = None
+    ) -> bool:
         """Evict texts until they and running ones have `limit` bytes; return whether they do.
 
-        The least recently used go first, pinned ones never.
+        The least recently used go first, pinned ones last if none runs, and `base` never.
         """
         with self._lock:
             used = self.bytes + sum(cache.bytes for cache in running)
-            for row in [row for row in self._rows if not self._pinned(row)]:
-                if used <= limit:
+            for row in sorted(self._rows, key=lambda row: self._pinned(row) > 0):
+                if used <= limit or (running and self._pinned(row)):
                     break
-                self._rows.remove(row)
-                used -= row.cache.bytes
+                if row.cache is not base:
+                    self._rows.remove(row)
+                    used -= row.cache.bytes
             return used <= limit
 
     def clear(self) -> None:

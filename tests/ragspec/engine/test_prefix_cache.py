@@ -10,6 +10,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from ragspec import Engine, Sampling
+from ragspec.errors import InputError
+from ragspec.reports.report import joined
 from ragspec.verification import prefix_cache
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.sequence_cache import SequenceCache, slot_bytes
@@ -77,6 +79,8 @@ def test_the_same_prompt_again_reads_its_last_token() -> None:
     assert [each.report.cached_tokens for each in results] == [0, 29, 29]
     assert results[0].tokens == results[1].tokens == results[2].tokens
     assert len(request.prefix_cache) == 1
+    together = request.generate([tiny.prompt(30)] * 3, max_new_tokens=8)
+    assert [each.report.cached_tokens for each in together] == [29] * 3
 
 
 @pytest.mark.parametrize("speculates", [False, True])
@@ -175,6 +179,8 @@ def test_a_resumed_text_is_drafted_for_from_its_first_forward() -> None:
     second = request.generate(prompt, resume_from=first.tokens, **options)
     assert (first.report.prefill_forwards, second.report.prefill_forwards) == (1, 0)
     assert second.report.prefill_tokens == 0
+    whole = joined([first.report, second.report], second.tokens, 1.0)
+    assert (second.report.cached_tokens, whole.cached_tokens) == (len(prompt), 0)
     assert second.report.steps == second.report.forward_passes
 
 
@@ -263,6 +269,12 @@ def test_the_least_recently_used_texts_are_evicted_first() -> None:
     assert cache.export([7] * 200) is None
 
 
+@pytest.mark.parametrize("tokens", ["a text of some length", None, [[1] * 20], torch.ones(20)])
+def test_a_pin_is_of_token_ids(tokens: Any) -> None:
+    with pytest.raises(InputError, match="expected token ids"):
+        PrefixCache().pin(tokens)
+
+
 @pytest.mark.parametrize("length", [1, 15, 16, 40])
 def test_texts_that_begin_with_a_pin_stay_within_the_limit(length: int) -> None:
     cache = PrefixCache(max_bytes=20_000)
@@ -294,3 +306,18 @@ def test_a_pinned_text_stays_while_its_questions_come_and_go() -> None:
     assert other.generate([*document, 5], max_new_tokens=5).report.cached_tokens == 60
     request.prefix_cache.unpin(pin)
     assert request.prefix_cache.export(document) is None
+
+
+def test_a_pinned_text_is_evicted_for_one_that_has_no_other_memory() -> None:
+    limit, sizes = 500 * slot_bytes(tiny.model().config, FLOAT64), list[int]()
+    request, texts = engine().with_limits(8, kv_memory=limit), [[5] * 120, [6] * 150, [7] * 300]
+
+    def on_step(*_: object) -> None:
+        session, held = request.scheduler.session, request.prefix_cache.bytes
+        sizes.append(held + sum(each.bytes for each in session.caches.values()) if session else 0)
+
+    pins = [request.prefix_cache.pin(text) for text in texts[:2]]
+    turns = [[*texts[n], *[9 + k] * 6] for k, n in enumerate([0, 1, 0, 1, 2, 0])]
+    results = [request.generate(text, max_new_tokens=3, on_step=on_step) for text in turns]
+    assert [each.report.cached_tokens for each in results] == [0, 0, 120, 150, 0, 0]
+    assert 300 * 1024 < max(sizes) <= limit and request.prefix_cache.export(pins[0][1])
