@@ -6,6 +6,7 @@ The accelerator is a pretended one, which refuses what CUDA refuses, and CUDA's 
 import copy
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from ragspec.verification.path_rows import PathTarget
 from tests.ragspec.engine.test_engine import flat
 from tests.support import heads, identities, tiny
 from tests.support.architectures import build as architecture
+from tests.support.next_tokens import Rows, write
 from tests.support.pretend import DEVICES, EVERY_SETTING, Pretend, present, pretend
 from tests.support.pretend_steps import Bushes, count_steps
 
@@ -123,7 +125,9 @@ def create(name: str, where: CausalTarget, store: Any) -> Any:
         head = heads.fresh(CausalTarget(target()))
         return HeadDrafter(head.to(where.device), where, min_expected_gain=0.0)
     draft = smaller() if where.device.type == "cpu" else pretend(smaller(), where.device)
-    return build(name, Sources(corpus=store, draft_model=draft))
+    rows: Rows = {(one,): {other: 99} for one, other in pairwise(plain("greedy")[0])}
+    table = write(store.path.with_name("table.npy"), rows)
+    return build(name, Sources(corpus=store, draft_model=draft, table=table))
 
 
 @pytest.mark.parametrize("name", names("drafter"))

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,16 @@ from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.errors import InputError, StoreError
 from ragspec.models import resolve
 from ragspec.retrievers import NextTokenDrafter
-from ragspec.retrievers.methods.next_tokens import BITS, LONGEST, MOST
 from tests.support import tiny
 from tests.support.identities import PROMPTS
+from tests.support.next_tokens import write
 
-Rows = Mapping[tuple[int, ...], Mapping[int, int]]
 ROWS = {
     (5,): {1: 200, 2: 30},
     (9,): {8: 90},
     (4, 5): {3: 150, 6: 100, 7: 5},
     (3, 4, 5): {9: 128, 1: 64},
 }
-
-
-def write(path: Path, rows: Rows, size: str = "<u2") -> Path:
-    """Write a table, its chances in 1/255, and return its path."""
-    fields = [("key", "<u8"), ("tokens", size, (4,)), ("chances", "u1", (4,))]
-    table = np.zeros(len(rows), fields)
-    for row, (key, best) in zip(table, rows.items(), strict=True):
-        for token in (*[MOST] * (LONGEST - len(key)), *key):
-            row["key"] = int(row["key"]) << BITS | token
-        row["tokens"][: len(best)], row["chances"][: len(best)] = [*best], [*best.values()]
-    np.save(path, np.sort(table, order="key"))
-    return path
 
 
 def drafted(drafter: NextTokenDrafter, text: Sequence[int], nodes: int, chains: bool) -> list[int]:
