@@ -154,12 +154,6 @@ def test_prompts_report_the_best_tokens_of_their_ends(
                 assert best == tiny.logits(model, row[: place + 1])[-1].topk(k).indices.tolist()
 
 
-def test_sizes_are_read_off_the_model() -> None:
-    target = CausalTarget(build("gptj"))
-    assert (target.vocab_size, target.max_length) == (VOCAB, 256)
-    assert target.dtype == torch.float64
-
-
 # --- mutants: each must be seen by the comparison above -------------------------------------------
 
 

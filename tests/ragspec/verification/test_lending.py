@@ -176,9 +176,12 @@ def test_a_stream_goes_on_in_another_mode_than_it_began(kind: str, first: bool) 
         engine = engine_of(kind)
         stream = engine.stream(TEXT, sampling, max_new_tokens=NEW)
         chunks = [next(stream), next(stream)]
+        assert torch.is_inference_mode_enabled() is first
     with torch.inference_mode(not first):
         chunks += [next(stream), next(stream)]
     with torch.enable_grad():
+        chunks.append(next(stream))
+        assert torch.is_grad_enabled()
         chunks += stream
         assert torch.is_grad_enabled()
     assert "".join(chunks) == whole
@@ -220,13 +223,3 @@ def test_rows_that_leave_a_batch_do_not_bind_the_others_to_a_mode() -> None:
         stops = [place for place, token in enumerate(whole.tokens) if token in ends]
         assert result.tokens == (whole.tokens[: stops[0] + 1] if stops else whole.tokens)
     assert len({len(result.tokens) for result in results}) == 2
-
-
-def test_an_engine_leaves_the_mode_of_its_caller_alone() -> None:
-    engine = Engine(tiny.model("llama"), tiny.tokenizer(), drafter=None)
-    with torch.inference_mode():
-        assert next(engine.stream(TEXT, max_new_tokens=3))
-        assert torch.is_inference_mode_enabled()
-    with torch.enable_grad():
-        assert next(engine.stream(TEXT, max_new_tokens=3))
-        assert torch.is_grad_enabled()

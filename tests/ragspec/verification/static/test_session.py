@@ -17,7 +17,6 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static
-from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.tree_session import TreeSession
 from tests.support import architectures
 from tests.support.model_state import state_of
@@ -43,11 +42,6 @@ def targets(name: str = "llama") -> tuple[CausalTarget, CausalTarget]:
     static = open_static(plain, "eager")
     assert static.runner is not None, static.static
     return plain, static
-
-
-def runner(target: CausalTarget) -> StepRunner:
-    assert target.runner is not None, target.static
-    return target.runner
 
 
 def a_tree(rng: np.random.Generator, most: int = 20) -> DraftTree:
@@ -214,44 +208,6 @@ def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> No
             places.append([session._place(row) for row in rows])
         assert places == [[0, 1, 2, 3], [1, 2, 3], [1, 0], [0]]
         assert session._rows[3].cache.length == 8
-
-
-def test_buffers_and_steps_outlive_a_session() -> None:
-    _, static = targets()
-    for _ in range(3):
-        with static_session(static, 2, 40) as session:
-            start(np.random.default_rng(0), 2, session)
-            session.verify([[1], [2]], [EMPTY] * 2)
-            arena = session._arena
-            steps = list(arena.steps.values())
-            addresses = [buffer.data_ptr() for buffer in arena.buffers]
-        del session
-        again = runner(static).lend_arena(set(), 2, 40)
-        assert again is arena and list(again.steps.values()) == steps
-        assert [buffer.data_ptr() for buffer in again.buffers] == addresses
-
-
-def test_two_sessions_at_once_have_separate_buffers() -> None:
-    plain, static = targets()
-    rng = np.random.default_rng(1)
-    openings = static.open(1, 40), static.open(1, 40), plain.open(1, 40)
-    with openings[0] as one, openings[1] as other, openings[2] as truth, torch.no_grad():
-        start(rng, 1, one, truth)
-        start(rng, 1, other)
-        check_logits(one, truth, [[1]], [a_tree(rng)])
-
-
-def test_buffers_grow_and_what_they_held_stays() -> None:
-    plain, static = targets()
-    rng = np.random.default_rng(2)
-    with plain.open(1, 8) as one, static_session(static, 1, 8) as other:
-        start(rng, 1, one, other)
-        slots_before = other._arena.slots
-        long = rng.integers(0, 90, slots_before).tolist()
-        for session in (one, other):
-            prefill(session, long)
-        check_logits(one, other, [[1]], [a_tree(rng)])
-        assert other._arena.slots > slots_before
 
 
 def test_a_tree_wider_than_any_step_is_verified_as_before() -> None:
