@@ -2,8 +2,8 @@
 
 import pytest
 
-from ragspec.drafters.method import Method, Sources, build, describe
-from ragspec.errors import InputError, UnknownNameError
+from ragspec.drafters.method import Method, describe
+from ragspec.errors import UnknownNameError
 from ragspec.registry import NAMES, did_you_mean, resolve, unknown
 from ragspec.visual.families.base import Family
 
@@ -37,19 +37,6 @@ def test_a_name_near_nothing_gets_the_list_and_no_guess() -> None:
     with pytest.raises(UnknownNameError, match=r"Known: .*walk") as caught:
         resolve("rule", "xyzzy")
     assert "Did you mean" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("rest", r"'rest' got no store.*CorpusIndex\.open"),
-        ("model", "'model' got no draft model.*draft_model="),
-        ("head", r"'head' got no head.*HeadDrafter\(folder\)"),
-    ],
-)
-def test_what_needs_more_than_its_name_says_what_to_pass(name: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        build(name, Sources())
 
 
 def test_an_unknown_kind_is_an_unknown_name_too() -> None:

@@ -78,8 +78,6 @@ def test_a_batch_keeps_its_columns_and_gets_answers(guide: str) -> None:
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ray", "ray.data", "ray.serve"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "ray")
-    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"ragspec\[ray\]"):
         answer_questions(None, "manuals")
 

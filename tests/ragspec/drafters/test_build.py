@@ -80,9 +80,10 @@ def test_names_that_nothing_answers_to() -> None:
 
 @pytest.mark.parametrize("name", NAMES["drafter"])
 def test_a_name_alone_gives_a_drafter_or_says_what_is_missing(name: str) -> None:
-    needs = {"rest": "store", "head": "head", "next-tokens": "table"}
-    needs |= dict.fromkeys(("rapid", "model", "fused"), "model")
-    refusal = pytest.raises(errors.InputError, match=f"{name}' got no .*{needs.get(name)}; ")
+    needs = {"rest": r"store; .*CorpusIndex\.open", "head": r"head; .*HeadDrafter\(folder\)"}
+    needs |= dict.fromkeys(("rapid", "model", "fused"), "draft model; .*draft_model=")
+    needs["next-tokens"] = "table; "
+    refusal = pytest.raises(errors.InputError, match=f"'{name}' got no {needs.get(name)}")
     with refusal if name in needs else nullcontext():
         assert build(name).drafters
 
@@ -159,17 +160,6 @@ DELEGATE_REQUEST = DraftRequest((1, 2), 20)
 DELEGATE_PLACE = DraftContext([1, 2], 2, 50)
 
 
-def test_a_stalling_source_is_used_until_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = FixedDrafter([9], "slow", matched=7, seconds=1.0, clock=fake_clock(monkeypatch))
-    session = Select([slow]).open(DELEGATE_REQUEST)
-    with pytest.warns(RuntimeWarning, match="'slow' is switched off"):
-        for _ in range(4):  # the first draft may take longer
-            assert session.propose(DELEGATE_PLACE, 5).tokens.tolist() == [9]
-            assert session.matched == 7
-    assert session.faults["slow"] == 3
-    assert session.propose(DELEGATE_PLACE, 5).tokens.tolist() == []
-
-
 HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
     "select": lambda one, other: Select([one, other]),
     "hierarchy": lambda one, other: HierarchyDrafter(one, other, lookahead=False),
@@ -212,6 +202,7 @@ def test_every_source_hears_of_the_step(holder: str) -> None:
     step = Step(session.propose(DELEGATE_PLACE, 5), (), (9,))
     session.observe(step)
     assert one.heard == other.heard == [step]
+    assert holder != "select" or session.matched == 2
     assert session.faults == {}
 
 

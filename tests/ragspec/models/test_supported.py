@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from ragspec.drafters.build import build_drafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import ModelError, TokenizerMismatchError, UnsupportedModelError
 from ragspec.models.supported import (
@@ -21,7 +20,6 @@ from ragspec.models.supported import (
     unwrapped,
 )
 from ragspec.models.vocabulary import check_vocabulary
-from ragspec.verification.causal import CausalTarget
 from tests.support import architectures, tiny
 from tests.support.architectures import COMMON, build
 
@@ -93,17 +91,12 @@ def test_an_adapter_of_virtual_tokens_is_refused_and_others_are_not() -> None:
     check_scope(model)
 
 
-def test_layers_that_keep_more_than_keys_and_values_are_named() -> None:
-    assert foreign_layers(build("llama").config) == set()
-    assert foreign_layers(build("gemma3_text").config) == set()
+def test_layers_that_keep_a_state_or_more_than_keys_and_values_are_named() -> None:
+    for name in ("llama", "gemma3_text"):
+        assert foreign_layers(build(name).config) == state_layers(build(name).config) == set()
     assert foreign_layers(build("qwen3_5_text").config) == {"LinearAttentionLayer"}
-    assert foreign_layers(SimpleNamespace()) == set(), "of a configuration that says nothing"
-
-
-def test_layers_with_a_state_are_named() -> None:
-    assert state_layers(build("llama").config) == set()
-    assert state_layers(build("gemma3_text").config) == set()
     assert state_layers(build("qwen3_5_text").config) == {"linear_attention"}
+    assert foreign_layers(SimpleNamespace()) == set(), "of a configuration that says nothing"
 
 
 def test_a_compiled_model_is_used_as_it_is() -> None:
@@ -167,14 +160,10 @@ def test_windows_that_are_switched_off_or_of_other_layers(
     assert layer_windows(SimpleNamespace(get_text_config=lambda: text)) == expected
 
 
-def test_a_window_counts_the_query_itself() -> None:
+def test_a_window_counts_the_query_itself_and_a_chunk_begins_again() -> None:
     places = torch.arange(6)
     reached = AttentionWindow(size=3).reaches(places[:, None], places[None])
     assert [int(row.nonzero().min()) for row in reached] == [0, 0, 0, 1, 2, 3]
-
-
-def test_a_chunk_begins_again() -> None:
-    places = torch.arange(6)
     reached = AttentionWindow(chunk=4).reaches(places[:, None], places[None])
     assert reached[3].nonzero().flatten().tolist() == [0, 1, 2, 3]
     assert reached[4].nonzero().flatten().tolist() == [4, 5]
@@ -200,7 +189,3 @@ def test_vocabularies_that_differ_are_refused() -> None:
         check_vocabulary(tiny.tokenizer(), tiny.bpe_tokenizer(), 97, 320)
     with pytest.raises(TokenizerMismatchError, match="128 token ids and the target 97"):
         check_vocabulary(tiny.tokenizer(), None, 97, 128)
-    with pytest.raises(TokenizerMismatchError):
-        build_drafter(
-            None, (tiny.model(), tiny.bpe_tokenizer()), tiny.tokenizer(), CausalTarget(tiny.model())
-        )

@@ -5,30 +5,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
-from ragspec.needs import Needs
 from ragspec.sampling.top_tokens import BLOCK, SMALL, TopTokens, best_token, best_tokens
 from tests.ragspec.verification.test_hidden_states import BEST, PROMPTS, Watcher, texts
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.calls import noted
-from tests.support.fixed import BrokenDrafter, FixedDrafter
-
-
-def learner(k: int) -> Watcher:
-    return Watcher(Needs(top_tokens=k, prompt_top_tokens=True))
+from tests.support.fixed import BrokenDrafter
 
 
 def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
     return tiny.logits(model, text).topk(k, -1).indices.tolist()
-
-
-def test_the_largest_wish_counts() -> None:
-    plain = FixedDrafter([1])
-    assert Fuse([plain, learner(3), learner(5)]).needs.top_tokens == 5
-    assert Fuse([plain, learner(4)]).needs.top_tokens == 4
-    assert Fuse([plain]).needs == Needs()
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -13,7 +13,6 @@ from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.training.batches import StateReader, seeded
 from ragspec.training.loss import Teacher, head_loss, rounds
-from ragspec.training.loss import agreement as agreement_of
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
 from ragspec.verification.causal import CausalTarget, read_states
 from ragspec.verification.open import open_target
@@ -29,18 +28,6 @@ def target(seed: int = 0) -> CausalTarget:
 
 def texts(count: int = 12, length: int = 24, vocab: int = heads.VOCAB) -> list[list[int]]:
     return [tiny.prompt(length, vocab_size=vocab, seed=50 + seed) for seed in range(count)]
-
-
-def agreement(head: DraftHead) -> float:
-    """Return how often the head's best token is the target's, on texts that it never saw."""
-    instance = target()
-    return agreement_of(head, instance, [StateReader(instance, texts(8, 40)).read(range(8))])
-
-
-def test_a_head_learns_what_the_target_will_say() -> None:
-    before, after = agreement(heads.fresh(target())), agreement(heads.trained())
-    assert before < 0.2
-    assert after > before + 0.2
 
 
 @pytest.mark.parametrize("depth", [2, 3])

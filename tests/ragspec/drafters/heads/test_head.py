@@ -14,7 +14,7 @@ from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import check_head, target_print
-from ragspec.drafters.heads.vocabulary import frequent_tokens, output_rows
+from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.models.checks import CONFIG, WEIGHTS
 from ragspec.models.quantized import BlockLinear, quantized
@@ -113,12 +113,6 @@ def test_a_target_keeps_its_print_in_every_dtype() -> None:
     assert printed != target_print(text_target(seed=1))
 
 
-def test_a_head_of_another_target_is_refused() -> None:
-    head = heads.fresh(text_target())
-    with pytest.raises(UnsupportedModelError, match="another target"):
-        check_head(head.config, text_target(seed=1))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -147,14 +141,6 @@ def test_frequent_tokens_come_first_and_low_ids_fill_up() -> None:
     assert frequent_tokens([[14, 14, 3]], 2, 12) == (0, 3)  # 14 can only be read
     with pytest.raises(InputError, match="vocabulary of 13 tokens; expected 1 to 12"):
         frequent_tokens(texts, 13, 12)
-
-
-def test_logits_are_rows_of_those_of_the_target() -> None:
-    target = text_target()
-    few = output_rows(target, torch.tensor([2, 5, 11]))
-    states = torch.randn(2, 3, 32, generator=seeded(0, 0, 0))
-    whole = target.output_head(states)
-    torch.testing.assert_close(few(states), whole[..., [2, 5, 11]])
 
 
 @pytest.mark.parametrize(

@@ -234,13 +234,6 @@ def test_tokens_beyond_the_target_are_never_proposed() -> None:
         assert len(tree) == 40 and tree.tokens.max() < 50
 
 
-def test_the_models_are_left_as_they_were() -> None:
-    draft = alike()
-    before = draft.config._attn_implementation
-    write(ModelDrafter(draft), Sampling())
-    assert draft.config._attn_implementation == before
-
-
 def test_a_forward_is_gain_what_its_time_is() -> None:
     assert required_gain(0.25, [], 100.0) == 0.25
     assert required_gain(None, [], 0.2) == MIN_EXPECTED_GAIN, "nothing is known of the time"
@@ -289,6 +282,10 @@ def test_distributions_are_those_of_the_last_proposal(mode: str) -> None:
         *(({"width": width}, f"width is {width!r}; expected") for width in (0, 2.5, "4")),
         ({"min_expected_gain": "0.3"}, "got min_expected_gain '0.3'; expected a number"),
         ({"width": (2, 2)}, "expected one number"),
+        ({"static": "fast", "tree": (3, 4, 2)}, "expected"),
+        ({"static": "graph", "tree": (3, 4, 2)}, "expected"),  # on a CPU
+        ({"mode": "sampled", "tree": (3, 4, 2)}, "leave tree out"),
+        ({"tree": (0,)}, "expected"),
         *(({"depth": depth}, f"depth is {depth!r}; expected") for depth in (0, 2.5, "4")),
     ],
 )

@@ -14,7 +14,6 @@ from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter, ModelSession
 from ragspec.drafters.model.forward_step import ForwardStep
 from ragspec.drafters.model.tree_shape import TreeShape
-from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
@@ -260,17 +259,3 @@ def test_what_cannot_be_drafted_so_is_drafted_as_before_with_the_reason() -> Non
     session = ModelDrafter(LocalVariant(model()), tree=LEVELS, static="eager").open(request)
     assert session.cache.model.static == "off: LocalVariant makes its forwards in a way of its own"
     assert len(session.propose(DraftContext([*PROMPT, 1], 8, 9), 9)) == 9
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"static": "fast", "tree": LEVELS},
-        {"static": "graph", "tree": LEVELS},  # on a CPU
-        {"tree": LEVELS, "mode": "sampled"},
-        {"tree": (0,)},
-    ],
-)
-def test_settings_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"expected|leave tree out"):
-        ModelDrafter(model(), **options)

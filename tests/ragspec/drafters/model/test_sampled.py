@@ -205,14 +205,3 @@ def offered(session: BudgetSession, tree: DraftTree) -> DraftTree:
     assert part.q is not None and tree.q is not None
     assert torch.equal(part.q, tree.q[: len(part) + 1])
     return part
-
-
-def test_fuse_and_budget_let_a_sampled_draft_pass() -> None:
-    drafter = ModelDrafter(model(1), width=(3, 2), mode="sampled")
-    alone = propose(drafter, 9)
-    session = Fuse([drafter]).open(draft_request(PROMPT, HOT, vocab=V))
-    context = DraftContext(list(PROMPT), len(PROMPT), 50)
-    tree = FixedBudget(9).open(None).fit(session.propose(context, 9))
-    assert tree.tokens.tolist() == alone.tokens.tolist()
-    assert (tree.parents == alone.parents).all()
-    assert tree.q is not None and alone.q is not None and (tree.q == alone.q).all()
