@@ -177,8 +177,6 @@ def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) 
     with pytest.raises(DocumentError):
         DocQA.from_documents(tmp_path / "missing")
     engine: Any = ScriptedEngine("x")
-    with pytest.raises(InputError, match="question is empty"):
-        DocQA.from_documents(folder, engine=engine, embedder=None).ask(" ")
     with pytest.raises(InputError, match="found no passage"):
         DocQA.from_documents(folder, engine=engine, embedder=None).ask("quantum?", refuse=False)
     with pytest.raises(InputError, match="found no passage"):
@@ -241,7 +239,7 @@ def test_a_quotation_from_a_pdf_names_its_page(folder: Path, embedder: Path) -> 
 
 def test_arguments_of_another_type_are_refused_at_once(folder: Path, embedder: Path) -> None:
     qa = DocQA.from_documents(folder, engine=ScriptedEngine("x"), embedder=embedder)  # type: ignore[arg-type]
-    for question in (None, 5, ""):
+    for question in (None, 5, "", " "):
         with pytest.raises(InputError, match="empty or no text"):
             qa.ask(question)  # type: ignore[arg-type]
     assert qa.ask("Which \ud83d is it?").question == "Which \ufffd is it?"

@@ -116,30 +116,24 @@ def test_the_json_holds_one_row_for_each_category_and_mode(tmp_path: Path) -> No
         assert {"loop_share", "equal_to_plain"} <= row.keys()
 
 
-def measured(
-    tokens: list[int], forwards: int, seconds: list[float], prefill: list[float]
-) -> list[Outcome]:
-    return [Outcome(tokens, forwards, *each) for each in zip(seconds, prefill, strict=True)]
-
-
 def runs() -> list[dict[str, list[Outcome]]]:
     """Return three items: twice as fast, three times as fast with other tokens, and a loop."""
     free, other, loop = list(range(40)), list(range(100, 140)), [7] * 40
     return [
         {
-            "hf-greedy": measured(free, 40, [5.0], [1.0]),
-            "plain": measured(free, 40, [4.0], [1.0]),
-            "context": measured(free, 20, [3.0], [1.0]),
+            "hf-greedy": [Outcome(free, 40, 5.0, 1.0)],
+            "plain": [Outcome(free, 40, 4.0, 1.0)],
+            "context": [Outcome(free, 20, 3.0, 1.0)],
         },
         {
-            "hf-greedy": measured(free, 40, [6.5], [0.5]),
-            "plain": measured(free, 40, [6.5], [0.5]),
-            "context": measured(other, 10, [2.5], [0.5]),
+            "hf-greedy": [Outcome(free, 40, 6.5, 0.5)],
+            "plain": [Outcome(free, 40, 6.5, 0.5)],
+            "context": [Outcome(other, 10, 2.5, 0.5)],
         },
         {
-            "hf-greedy": measured(loop, 40, [101.0], [1.0]),
-            "plain": measured(loop, 40, [101.0], [1.0]),
-            "context": measured(loop, 2, [2.0], [1.0]),
+            "hf-greedy": [Outcome(loop, 40, 101.0, 1.0)],
+            "plain": [Outcome(loop, 40, 101.0, 1.0)],
+            "context": [Outcome(loop, 2, 2.0, 1.0)],
         },
     ]
 

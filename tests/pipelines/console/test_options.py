@@ -12,7 +12,6 @@ from ragspec.drafters.fuse import within
 from ragspec.errors import InputError, ModelError, SamplingError
 from ragspec.pipelines.cli.store import load_tokenizer
 from ragspec.pipelines.console import terminal
-from ragspec.pipelines.console.checks import checked_text
 from ragspec.pipelines.console.options import (
     EngineOptions,
     OutputOptions,
@@ -82,12 +81,6 @@ def test_sampling_checks_its_values() -> None:
     assert SamplingOptions("model").settings() is None
     with pytest.raises(SamplingError, match="top_p"):
         SamplingOptions(top_p=0.0)
-
-
-def test_bytes_that_are_no_text_are_refused() -> None:
-    assert checked_text("é") == "é"
-    with pytest.raises(InputError, match="UTF-8"):
-        checked_text("\udcff")
 
 
 def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:

@@ -108,18 +108,6 @@ def test_what_a_change_leaves_alone_is_not_written_again(tmp_path: Path) -> None
     assert names == ["seg-000001", "seg-000003", "seg-000004"]  # no name is given twice
 
 
-def test_a_change_that_fails_leaves_everything(tmp_path: Path) -> None:
-    stored(tmp_path, texts([5]))
-
-    def fail(revision: Revision) -> None:
-        revision.append(texts([3]), "a")
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError):
-        revise(tmp_path, fail)
-    assert read_catalogue(open_store(tmp_path, "corpus")).tokens == 5
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -40,14 +40,6 @@ def find(automaton: SuffixAutomaton, tokens: Sequence[int]) -> int:
     return state
 
 
-def longest_match(text: Sequence[int]) -> int:
-    """The length of the longest suffix that also ends before the last token."""
-    for n in range(len(text) - 1, 0, -1):
-        if len(ends(text, text[-n:])) > 1:
-            return n
-    return 0
-
-
 def parts_of(text: Sequence[int]) -> set[tuple[int, ...]]:
     n = len(text)
     return {tuple(text[i:j]) for i in range(n) for j in range(i + 1, n + 1)}
@@ -56,8 +48,9 @@ def parts_of(text: Sequence[int]) -> set[tuple[int, ...]]:
 @given(st.lists(texts, min_size=1, max_size=3), texts)
 def test_match_is_the_longest_suffix_that_occurred_before(parts: list[Text], grown: Text) -> None:
     automaton = make(parts, grown)
-    state = automaton.match()
-    assert automaton.length[state] == longest_match(automaton.tokens)
+    text = automaton.tokens
+    repeated = [n for n in range(1, len(text)) if len(ends(text, text[-n:])) > 1]
+    assert automaton.length[automaton.match()] == max(repeated, default=0)
 
 
 @given(texts, texts)

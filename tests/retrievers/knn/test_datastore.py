@@ -228,13 +228,6 @@ def test_the_nearest_keys_are_those_of_measuring_all(
         assert np.array_equal(result.distances, distances)
 
 
-def test_a_smaller_k_is_the_beginning_of_a_larger_one() -> None:
-    near, query = NearestKeys(clustered(400, 16)), clustered(1, 16, seed=8).astype(np.float32)
-    most = near.search(query, 200)[0]
-    for k in (1, 2, 30, 199):
-        assert np.array_equal(near.search(query, k)[0].numbers, most.numbers[:k])
-
-
 def test_more_than_there_are_gives_all() -> None:
     near = NearestKeys(clustered(5, 8))
     assert len(near.search(np.zeros((1, 8), np.float32), 50)[0].numbers) == 5

@@ -90,11 +90,6 @@ def plain(world: World) -> tuple[list[Stride], list[int]]:
         answer = (world.truth(query) or [answer])[0] if query is not None else answer
 
 
-def schedules(sample: random.Random) -> StrideSchedule:
-    fixed = sample.choice([None, None, 1, 2, 3, 5, 16])
-    return StrideSchedule(fixed, sample.choice([None, True, False]))
-
-
 @pytest.mark.parametrize("seed", range(0, 1500, 50))
 def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
     for case in range(seed, seed + 50):
@@ -111,7 +106,9 @@ def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
         loop = SpeculativeRetrieval(
             world.write,
             world,
-            schedules(sample),
+            StrideSchedule(
+                sample.choice([None, None, 1, 2, 3, 5, 16]), sample.choice([None, True, False])
+            ),
             prefetch=sample.choice([1, 3, 20]),
             on_accept=selected.append,
         )
