@@ -112,14 +112,6 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def part_of(dotted: str) -> str:
     """Return the part of the library that a module belongs to, as LAYERS calls it."""
     return dotted.split(".")[1] if "." in dotted else dotted
@@ -296,7 +288,11 @@ for module in {modules!r}:
         blame.setdefault(found, module)
 print(json.dumps(blame))
 """
-    return dict(json.loads(python(code).splitlines()[-1]))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_import_ragspec_loads_nothing_heavy() -> None:

@@ -9,6 +9,7 @@ from ragspec.budget.goodput import AutoBudget, GoodputSession, fit_together, mak
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
+from tests.ragspec.budget.test_calibration import chain
 
 
 @pytest.mark.parametrize("spec", [5, "5", " 5 "])
@@ -59,11 +60,6 @@ def test_zero_is_plain_decoding_and_says_so() -> None:
 def linear(base: float = 10.0, row: float = 0.4, widths: tuple[int, ...] = ()) -> ForwardCost:
     """A forward of `base` ms and `row` ms more for each further position."""
     return ForwardCost({n: (base + row * (n - 1)) / 1000 for n in SIZES}, widths=widths)
-
-
-def chain(count: int, chance: float) -> DraftTree:
-    accept_prob = [chance ** (depth + 1) for depth in range(count)]
-    return DraftTree.chain(list(range(count)), "a", accept_prob=accept_prob)
 
 
 def ready(policy: AutoBudget, cost: ForwardCost, rows: int = 1) -> GoodputSession:

@@ -16,22 +16,19 @@ from ragspec.rules.typical import Typical
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftTree
+from tests.support.codes import sampled
 from tests.support.distributions import Distributions, Place, grow
 from tests.support.enumeration import NoiseUsedTwiceError
 
 EXACT = 1e-12
 
 
-def chain(depth: int) -> partial[DraftTree]:
-    return partial(grow, widths=(1,) * depth)
-
-
 def test_accepts_no_less_than_chain_rejection() -> None:
     gains = []
     for seed in range(4):
         distributions = Distributions(3, seed, alike=0.0)
-        block = distributions.mean_length(Block(), chain(3))
-        gains.append(block - distributions.mean_length(ChainRejection(), chain(3)))
+        block = distributions.mean_length(Block(), sampled(1, 1, 1))
+        gains.append(block - distributions.mean_length(ChainRejection(), sampled(1, 1, 1)))
     assert min(gains) >= -EXACT
     assert np.mean(gains) > 0.02
 
@@ -42,9 +39,9 @@ def test_published_shape_of_gain() -> None:
     for text in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]:
         distributions.cache["target", text] = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
         distributions.cache["draft", text] = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
-    single = distributions.mean_length(ChainRejection(), chain(2))
+    single = distributions.mean_length(ChainRejection(), sampled(1, 1))
     assert single - 1 == pytest.approx(10 / 9, abs=EXACT)
-    assert distributions.mean_length(Block(), chain(2)) - 1 == pytest.approx(11 / 9, abs=EXACT)
+    assert distributions.mean_length(Block(), sampled(1, 1)) - 1 == pytest.approx(11 / 9, abs=EXACT)
 
 
 def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
@@ -62,7 +59,7 @@ def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
 
 @pytest.mark.parametrize(("rule", "widths"), [(KSeq(), (1, 1)), (Block(), (1,))])
 def test_one_candidate_is_chain_rejection(rule: Rule, widths: tuple[int, ...]) -> None:
-    distributions, tree = Distributions(4, 2), partial(grow, widths=widths)
+    distributions, tree = Distributions(4, 2), sampled(*widths)
     theirs = distributions.outcomes(ChainRejection(), tree)
     assert distributions.outcomes(rule, tree) == pytest.approx(theirs, abs=EXACT)
 
@@ -95,12 +92,12 @@ def test_disjoint_distributions_leave_the_target_alone() -> None:
     distributions = Distributions(4, 0)
     distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
     distributions.cache["draft", ()] = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
-    tree = partial(grow, widths=(3,))
+    tree = sampled(3)
     assert distributions.deviation(KSeq(), tree, length=1) <= EXACT
 
 
 def test_three_candidates_beat_recursive_rejection() -> None:
-    worlds, tree = [Distributions(3, seed) for seed in range(4)], partial(grow, widths=(3,))
+    worlds, tree = [Distributions(3, seed) for seed in range(4)], sampled(3)
     ours, theirs = (
         np.mean([distributions.mean_length(rule, tree) for distributions in worlds])
         for rule in (KSeq(), MultiStep())
@@ -173,13 +170,13 @@ def test_typical_has_the_distribution_of_its_definition(seed: int) -> None:
         path = max(filter(likelihood, paths), key=lambda each: (len(each), likelihood(each)))
         for token, chance in enumerate(distributions.target(path).tolist()):
             expected[*path, token] += weight * chance
-    outcomes = distributions.outcomes(Typical(), partial(grow, widths=(2, 1)))
+    outcomes = distributions.outcomes(Typical(), sampled(2, 1))
     assert {text: weight for text, weight in outcomes.items() if weight} == pytest.approx(expected)
 
 
 def test_label_says_that_the_distribution_changes() -> None:
     assert Typical().label == "approximate"
-    tree = partial(grow, widths=(1,))
+    tree = sampled(1)
     assert Distributions(3, 1).deviation(Typical(), tree, length=2) > 0.02
 
 

@@ -177,19 +177,14 @@ class PerPath:
         return int(self.rng.choice(len(p), p=p))
 
 
-def share_of_first(judge: Callable[[DraftTree, NoiseStream], Verdict], tree: DraftTree) -> float:
+def run(rule: Rule, tree: DraftTree) -> float:
     """Return how often the text begins with token 0."""
-    count = 0
+    distributions, count = EvenDistributions(2, 0), 0
     for seed in range(SAMPLES):
-        verdict = judge(tree, NoiseStream(seed))
+        verdict = distributions.judge(rule, tree, NoiseStream(seed))
         first = int(tree.tokens[verdict.path[0]]) if verdict.path else verdict.token
         count += first == 0
     return count / SAMPLES
-
-
-def run(rule: Rule, tree: DraftTree) -> float:
-    distributions = EvenDistributions(2, 0)
-    return share_of_first(lambda drafted, noise: distributions.judge(rule, drafted, noise), tree)
 
 
 def two_children() -> DraftTree:
