@@ -65,17 +65,27 @@ def test_a_draft_model_is_one_more_source(tmp_path: Path) -> None:
     assert names(build("rapid", small)) == ["rapid"]
 
 
-@pytest.mark.parametrize("wrong", [5, 3.0, object(), b"context", [5], [None], ["context", 7]])
-def test_what_is_no_drafter_is_refused(wrong: Any) -> None:
-    with pytest.raises(errors.InputError, match="as a drafter; expected a name"):
-        build(wrong)
+FOREIGN = [tiny.model(vocab_size=50), (tiny.model(vocab_size=320), tiny.bpe_tokenizer())]
+NO_DRAFTERS = [5, 3.0, object(), b"context", [5], [None], ["context", 7]]
 
 
-def test_names_that_nothing_answers_to() -> None:
-    with pytest.raises(errors.UnknownNameError, match="context"):
-        build("contxt")
-    with pytest.raises(errors.ModelNotFoundError):
-        build(None, "no-such-draft-model-here")
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        *(((each,), errors.InputError, "as a drafter; expected a name") for each in NO_DRAFTERS),
+        (("contxt",), errors.UnknownNameError, "context"),
+        (("fuse",), errors.UnknownNameError, "unknown drafter 'fuse'.* Known: auto, context"),
+        ((None, 5), errors.InputError, "got int as a draft model"),
+        ((None, "no-such-draft-model-here"), errors.ModelNotFoundError, "no-such-draft-model-here"),
+        ((None, FOREIGN[0]), errors.TokenizerMismatchError, "50 token ids and the target 97"),
+        ((None, FOREIGN[1]), errors.TokenizerMismatchError, "in the draft"),
+    ],
+)
+def test_what_is_no_drafter_or_draft_model_is_refused(
+    inputs: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build(*inputs)
 
 
 @pytest.mark.parametrize("name", NAMES["drafter"])
@@ -88,18 +98,6 @@ def test_a_name_alone_gives_a_drafter_or_says_what_is_missing(name: str) -> None
         assert build(name).drafters
 
 
-def test_fused_drafters_are_a_list_and_no_name() -> None:
-    with pytest.raises(
-        errors.UnknownNameError, match=r"unknown drafter 'fuse'.* Known: auto, context"
-    ):
-        build("fuse")
-
-
-def test_what_is_no_draft_model_is_refused() -> None:
-    with pytest.raises(errors.InputError, match="got int as a draft model"):
-        build(None, 5)
-
-
 def test_a_target_may_be_the_draft_model() -> None:
     assert names(build(None, CausalTarget(tiny.model("llama", seed=1)))) == ["model"]
     other = CausalTarget(tiny.model("llama", vocab_size=50))
@@ -109,13 +107,6 @@ def test_a_target_may_be_the_draft_model() -> None:
         errors.UnsupportedModelError, match="cannot draft: it has no tree attention"
     ):
         build(None, PathTarget(tiny.model("llama")))
-
-
-def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
-    with pytest.raises(errors.TokenizerMismatchError):
-        build(None, tiny.model("llama", vocab_size=50))
-    with pytest.raises(errors.TokenizerMismatchError):
-        build(None, (tiny.model("llama", vocab_size=320), tiny.bpe_tokenizer()))
 
 
 class Stored(NoisyTrees):

@@ -84,16 +84,12 @@ def test_weights_are_checked_once_a_text_not_every_forward(monkeypatch: pytest.M
     assert (available.call_count, result.report.forwards) == (1, NEW - 1)
 
 
-def _modules(count: int = 2) -> list[torch.nn.Linear]:
-    return [torch.nn.Linear(3, 3) for _ in range(count)]
-
-
 def _lent(module: torch.nn.Linear) -> bool:
     return getattr(module.forward, "__func__", None) is forward
 
 
 def test_packs_may_be_passed_back_in_any_order() -> None:
-    one, two, three = _modules(3)
+    one, two, three = (torch.nn.Linear(3, 3) for _ in range(3))
     first, second = Packed([one, two]), Packed([two, three])
     first.__enter__()
     second.__enter__()
@@ -107,7 +103,7 @@ def test_packs_may_be_passed_back_in_any_order() -> None:
 
 
 def test_a_forward_that_came_between_two_steps_is_used_and_stays() -> None:
-    (module,) = _modules(1)
+    module = torch.nn.Linear(3, 3)
     packs = Packed([module])
     with packs:
         assert _lent(module)
