@@ -1,7 +1,6 @@
 """The script that makes the table of next tokens of a model."""
 
 import importlib
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +18,32 @@ module = importlib.import_module
 pytestmark = pytest.mark.usefixtures("training_path")
 
 
-def naive(places: Any, least: int, mixed: float) -> dict[tuple[int, ...], dict[int, float]]:
-    """Return the mean chances by key, mixed with those of the shorter key, place by place."""
-    sums: dict[tuple[int, ...], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    counts: dict[tuple[int, ...], int] = defaultdict(int)
-    for key, tokens, chances in zip(*(each.tolist() for each in places), strict=True):
-        for order in (1, 2, 3):
-            if -1 not in (end := tuple(key[-order:])):
-                counts[end] += 1
-                for token, chance in zip(tokens, chances, strict=True):
-                    sums[end][token] += chance
-    results: dict[tuple[int, ...], dict[int, float]] = {}
-    for key in sorted(counts, key=len):
-        if len(key) == 1 or counts[key] >= least:
-            weight = counts[key] / (counts[key] + mixed)
-            mean = {token: weight * total / counts[key] for token, total in sums[key].items()}
-            for token, chance in results.get(key[1:], {}).items():
-                mean[token] = mean.get(token, 0.0) + (1.0 - weight) * chance
-            results[key] = mean
-    return results
+def mean(places: Any, key: tuple[int, ...], mixed: float) -> tuple[Any, int]:
+    """Return the chances of all tokens after a key, mixed with those of the shorter one."""
+    at = (places.keys[:, 3 - len(key) :] == key).all(1)
+    chances = np.zeros((at.sum(), 8))
+    np.put_along_axis(chances, places.tokens[at], places.chances[at], 1)
+    weight = len(chances) / (len(chances) + mixed)
+    below = mean(places, key[1:], mixed)[0] if len(key) > 1 else 0.0
+    return weight * chances.mean(0) + (1.0 - weight) * below, len(chances)
 
 
 def test_rows_are_means_that_mix_in_those_of_shorter_keys(tmp_path: Path) -> None:
     script, random = module("next_tokens"), np.random.default_rng(3)
     ids = np.concatenate([[-1, -1], random.integers(4, size=300)])
     tokens = np.argsort(random.random((300, 8)), 1)  # all of 8, so that nothing is cut
-    chances = random.dirichlet(np.ones(8), 300)
     keys = np.lib.stride_tricks.sliding_window_view(ids, 3)
-    places = script.Places(keys, tokens, chances)
-    path = tmp_path / "table.npy"
-    np.save(path, script.table_of(places, 5))
-    drafter = NextTokenDrafter(path)
-    expected = naive(places, 5, script.MIXED)
-    assert {len(key) for key in expected} == {1, 2, 3}
-    assert len(np.load(path)) == len(expected) < len(naive(places, 1, 1.0))
-    for key, mean in expected.items():
-        row = drafter.find((*[-1] * (3 - len(key)), *key))
-        assert row is not None
-        best = sorted(mean.items(), key=lambda each: -each[1])[: script.WIDTH]
-        assert row.chances == pytest.approx([chance for _, chance in best], abs=0.51 / 255)
-        assert row.tokens == [token for token, _ in best]
+    places = script.Places(keys, tokens, random.dirichlet(np.ones(8), 300))
+    np.save(tmp_path / "table.npy", script.table_of(places, 5))
+    drafter, rows = NextTokenDrafter(tmp_path / "table.npy"), 0
+    for key in {tuple(ids[end - n : end].tolist()) for n in (1, 2, 3) for end in range(5, 303)}:
+        expected, count = mean(places, key, script.MIXED)
+        if len(key) == 1 or count >= 5:
+            row, rows = drafter.find((*[-1] * (3 - len(key)), *key)), rows + 1
+            best = np.argsort(-expected)[: script.WIDTH]
+            assert row is not None and row.tokens == best.tolist()
+            assert row.chances == pytest.approx(expected[best], abs=0.51 / 255)
+    assert 20 < rows == len(np.load(tmp_path / "table.npy")) < 84
 
 
 def test_texts_of_a_model_are_drafted_again(
