@@ -18,6 +18,7 @@ from ragspec.registry import NAMES
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
+from tests.support.next_tokens import write
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 METHODS = listed()
@@ -112,7 +113,7 @@ def test_text_of_a_scope_is_drafted_from_where_it_is_named(tmp_path: Path) -> No
     assert open_sources(tmp_path / "c", scope="tenant").scope == "tenant"
 
 
-def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
+def test_what_the_command_line_asks_for_is_composed(sources: Sources, tmp_path: Path) -> None:
     assert compose(None, Sources()) == compose("none", Sources()) == []
     assert [each.name for each in compose("context", Sources())] == ["context"]
     names = [each.name for each in compose(["lookup", "rest"], sources)]
@@ -122,6 +123,10 @@ def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
     assert names == ["model", "rasd"]
     names = [each.name for each in compose(["auto", "lookup"], model)]
     assert names == ["auto", "model", "lookup"], "the model drafts once"
+    target = CausalTarget(tiny.model("llama"))
+    target.next_tokens = write(tmp_path / "table.npy", {(1,): {2: 9}})
+    (auto,) = compose("auto", Sources(), target)
+    assert [each.name for each in auto.drafters] == ["context", "next-tokens"]
 
 
 def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(sources: Sources) -> None:

@@ -6,7 +6,7 @@ and forwards run on ONNX Runtime; by 1,680, as office files, books, mail, tables
 are read, answers say how far documents support them, and 8-bit models open from a cached graph; by
 151, as Gemma, Phi 3, Granite and windows run on ONNX Runtime; and by 263, as heads of Medusa,
 Hydra, DFlash, DSpark and P-EAGLE are read and trained, and wrong options are named before torch
-loads, with 790 lines less elsewhere. Tests rose by 60, as tables of next tokens came, with 290 less
+loads, with 790 lines less elsewhere. Tests rose by 65, as tables of next tokens came, with 290 less
 elsewhere.
 """
 
@@ -78,7 +78,7 @@ def share_of_any() -> float:
 
 LIMITS: dict[Callable[[], float], Limit] = {
     lambda: lines(LIBRARY): Limit(50_413, 40_000),
-    lines_of_tests: Limit(47_772, 42_000),
+    lines_of_tests: Limit(47_777, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(0, 0),
