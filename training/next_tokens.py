@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--chats", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--least", type=int, default=4)
+    parser.add_argument("--least", type=int, default=6)
     args = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     target = CausalTarget(load_model(args.model, "cpu", "float32")[0])
