@@ -1,8 +1,8 @@
-"""Make the table of next tokens that a model brings, of its distributions over kept texts.
+"""Make the table of next tokens that a model brings, of its distributions over stored texts.
 
     python training/next_tokens.py --chats answers.jsonl passages.jsonl --out smollm2.npy
 
-The texts are those of `chat_answers.py`, whose last states are kept beside them. For every key of
+The texts are those of `chat_answers.py`, whose last states stand beside them. For every key of
 one to three tokens the model's distributions after it are averaged, and mixed with those of the
 shorter key: n places weigh n / (n + 3). Keys of two and three tokens with less than `--least`
 places are left out.
@@ -70,10 +70,10 @@ def best_of(rows: Ints, tokens: Ints, chances: Floats, count: int) -> tuple[Ints
     order = np.lexsort((-total, pairs >> BITS))
     of, total = pairs[order] >> BITS, total[order]
     rank = np.arange(len(of)) - np.searchsorted(of, of)
-    kept = rank < BEST
+    best = rank < BEST
     results = np.zeros((count, BEST), np.int64), np.zeros((count, BEST))
-    results[0][of[kept], rank[kept]] = (pairs[order] & MOST)[kept]
-    results[1][of[kept], rank[kept]] = total[kept]
+    results[0][of[best], rank[best]] = (pairs[order] & MOST)[best]
+    results[1][of[best], rank[best]] = total[best]
     return results
 
 
@@ -86,10 +86,10 @@ def table_of(places: Places, least: int) -> npt.NDArray[np.void]:
         keys[:, : LONGEST - order] = -1
         names, which, counts = np.unique(packed(keys), return_inverse=True, return_counts=True)
         often = counts >= (least if order > 1 else 1)
-        kept, number = often[which], np.cumsum(often) - 1
+        used, number = often[which], np.cumsum(often) - 1
         names, counts, count = names[often], counts[often], int(often.sum())
-        rows = np.repeat(number[which[kept]], BEST)
-        tokens, chances = (each[whole][kept].ravel() for each in places[1:])
+        rows = np.repeat(number[which[used]], BEST)
+        tokens, chances = (each[whole][used].ravel() for each in places[1:])
         tokens, mean = best_of(rows, tokens, chances / counts[rows], count)
         weight = (counts / (counts + MIXED))[:, None]
         mean = mean * weight
