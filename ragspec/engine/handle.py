@@ -112,7 +112,7 @@ class RequestHandle:
     def _drive(self, until: Callable[[], bool]) -> None:
         """Take steps as `Driver.drive` does; raise InputError if they cannot help."""
         if self._deliverer == threading.get_ident() and not until():
-            raise InputError("a callback waits for its text; expected it to return. Call partial().")
+            raise InputError("a callback waits for its text; expected it to end. Call partial().")
         self._scheduler.drive(self.owner, until)
 
     def partial(self) -> Generation:
