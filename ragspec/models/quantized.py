@@ -353,6 +353,7 @@ class Session:
         options = runtime.SessionOptions()
         options.intra_op_num_threads = thread_count()
         options.enable_cpu_mem_arena = False
+        options.enable_mem_pattern = False  # it holds one for every size of inputs, and takes time
         # Its threads wait busily within a run; after it they would slow torch and other sessions.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         self.value: Callable[[Any], Any] = runtime.OrtValue.ortvalue_from_numpy

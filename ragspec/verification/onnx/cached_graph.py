@@ -49,13 +49,14 @@ from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
 from ragspec.verification.onnx.target import FOLD_TO, SEQUENCES, GraphRunner, OnnxTarget
 
-VERSION = 9
+VERSION = 10
 GRAPH, BATCH = "graph.onnx", "batch.onnx"  # of one sequence and of several
 STEP, STEP_BATCH = "step.onnx", "step-batch.onnx"  # of few positions, if they can be folded
 WEIGHTS = "weights.bin"  # of all
 TENSORS = "tensors.safetensors"  # those that are read outside of the graph
 HEAD = frozenset({"codes", "scales", "bias", "factors"})  # those of its output head
-STEPS = 128  # forwards that `STEP` could take, after which it has cost less to open than it saves
+STEP_AFTER = 75_000  # slots that forwards read for which `STEP` is faster, until it is opened
+STEP_FROM = 512  # slots in use for each position of one sequence, from which on it is faster
 LONGEST_TABLE = 8192  # positions of the kept rotary tables
 ROUNDS = 10  # of timed forwards, whose costs stay
 MOST = 4  # graphs of one model: of other threads or packages
@@ -161,17 +162,17 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
 
     from ragspec.verification.onnx.graph import build_graph, in_onnx
 
-    model, graph = target.model, build_graph(target.model, 1, False)
+    model, graph = target.model, build_graph(target.model, 1, False, False)
     weights = graph.floating()
     places = store_weights(folder / WEIGHTS, weights)
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
     store_packed(folder / GRAPH, folder / WEIGHTS, places)
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
-    (folder / BATCH).write_bytes(in_onnx(build_graph(model, SEQUENCES, False), model, places))
-    if graph.folds > 1:
-        for name, sequences in ((STEP, 1), (STEP_BATCH, SEQUENCES)):
-            few = build_graph(model, sequences, False, few=True)
-            (folder / name).write_bytes(in_onnx(few, model, places))
+    others = (BATCH, SEQUENCES, False), (STEP, 1, True), (STEP_BATCH, SEQUENCES, True)
+    for name, sequences, few in others:
+        graph = build_graph(model, sequences, False, few)
+        if graph.folds > 1 or not few:
+            (folder / name).write_bytes(in_onnx(graph, model, places))
     longest = min(target.max_length or LONGEST_TABLE, LONGEST_TABLE)
     names = {"embedding", *(f"logits.{part}" for part in HEAD)} & weights.keys()
     read = {name: weights[name].numpy() for name in names}
@@ -274,7 +275,7 @@ class CachedTarget(OnnxTarget):
         self._weights, self._unchanged, self.probed = self._look(), True, self.kinds
         self._width = record["width"]
         self._folder, self._folds = folder, STEP in record["files"]
-        self._steps = Counter[bool]()  # forwards that each session for few positions could take
+        self._slots = Counter[bool]()  # see `STEP_AFTER`
         self._runner = self._run_by(self._open_session(1), tables)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -287,12 +288,13 @@ class CachedTarget(OnnxTarget):
         return Session(str(self._folder / names[sequences > 1]))
 
     def _runner_of(self, rows: Rows, views: Views) -> GraphRunner | None:
-        pairs = zip(rows, views, strict=True)
-        few = all(view.positions.shape[1] <= min(FOLD_TO, row.extent) for row, view in pairs)
-        several, few = len(rows) > 1, few and self._folds
-        self._steps[several] += few
+        several, pairs = len(rows) > 1, zip(rows, views, strict=True)
+        sizes = [(view.positions.shape[1], row.extent) for row, view in pairs]
+        least = 1 if several else STEP_FROM
+        few = self._folds and all(n <= FOLD_TO and least * n <= extent for n, extent in sizes)
+        self._slots[several] += sum(extent for _, extent in sizes) if few else 0
         runner = super()._runner_of(rows, views)
-        if not few or runner is None or self._steps[several] <= STEPS:
+        if not few or runner is None or self._slots[several] <= STEP_AFTER:
             return runner
         return (self._step_batch or runner) if several else self._step
 

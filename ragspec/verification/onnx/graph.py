@@ -290,16 +290,18 @@ class Graph:
         return self.linear(f"{name}.down", product, module.down_proj)
 
 
-def build_graph(model: PreTrainedModel, sequences: int, trees: bool, few: bool = False) -> Graph:
-    """Return the graph of a model; see `Graph`.
+def build_graph(
+    model: PreTrainedModel, sequences: int, trees: bool, few: bool | None = None
+) -> Graph:
+    """Return the graph of a model; see `Graph`. By default it has a folded operator beside others.
 
     Inputs: ids i64 [1, S] of all sequences; rows i64 [k], whose logits are computed; cosines and
     sines [P, R], see `ModelForm.rotary`; and see `declare`. Outputs: the extended keys and values,
     the inputs of the usual taps [1, S, H], states [1, S, H] and logits [1, k, V].
     """
     config, trunk, form = model.config, model.model, ModelForm.of(model.config)
-    graph = Graph(sequences, trees, few=few, form=form)
-    if (few or sequences == 1) and (trees or form.window is None):  # a bias has other bits there
+    graph = Graph(sequences, trees, few=bool(few), form=form)
+    if few is not False and (trees or form.window is None):  # a bias has other bits there
         graph.folds = config.num_attention_heads // config.num_key_value_heads
     x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
     x = graph.scaled(x, getattr(trunk.embed_tokens, "scalar_embed_scale", 1.0))

@@ -359,10 +359,11 @@ class OnnxTarget(CausalTarget):
         folds = self.config.num_attention_heads // self.config.num_key_value_heads
         return GraphRunner(session, shape, tables, self.rotary, self.form.window, folds)
 
-    def _open_session(self, sequences: int, few: bool = False) -> Session:
+    def _open_session(self, sequences: int) -> Session:
         """Return a session over the model's weights, of which it has a packed copy; see `Graph`."""
         from ragspec.verification.onnx.graph import build_graph, in_onnx
 
+        few = None if sequences == 1 else False
         graph = build_graph(self.model, sequences, not self.chains, few)
         return Session(in_onnx(graph, self.model), graph.floating())
 
