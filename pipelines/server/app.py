@@ -16,6 +16,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from ragspec.errors import EngineClosedError
 from ragspec.pipelines.openai import OpenAIReply
 from ragspec.pipelines.server.access import RequestLimits, require_key
 from ragspec.pipelines.server.errors import HANDLERS, ApiError, naming_field
@@ -149,6 +150,10 @@ class Routes:
         future = self.served.submit_alone(lambda: work(left.is_set))
         try:
             return await until_disconnected(request, asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if self.stopping:
+                raise EngineClosedError("the server is stopping") from None
+            raise
         finally:
             left.set()
 
@@ -183,6 +188,8 @@ def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> F
         title="ragspec",
         lifespan=routes.lifespan,
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
         exception_handlers=HANDLERS,
     )
     api = [require_key(settings.keys)] if settings.keys else []

@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
             log_config=None,
             log_level=logging.ERROR,  # its warnings are of requests, which anyone can send
             access_log=False,
-            timeout_graceful_shutdown=round(settings.drain) + MARGIN,
+            timeout_graceful_shutdown=round(min(settings.drain, 1 << 31)) + MARGIN,
         )
         super().__init__(config)
         self._stop = app.state.routes.stop

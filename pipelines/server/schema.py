@@ -78,6 +78,7 @@ NoneIfFalse = BeforeValidator(lambda value: None if value is False else value)
 Limit = Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(_counts_tokens)]
 TopK = Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(lambda k: max(0, k))]
 Token = Annotated[str, Field(pattern=r"^[0-9]{1,11}$"), AfterValidator(int)]
+Bias = Annotated[float, Field(ge=-1e6, le=1e6)]
 Name = Annotated[str, Field(max_length=500)]
 Samples = Annotated[Int, Field(ge=1, le=MOST_SAMPLES)]
 
@@ -158,7 +159,7 @@ class TextRequest(Body):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    logit_bias: Annotated[dict[Token, float], Field(max_length=4096)] | None = None
+    logit_bias: Annotated[dict[Token, Bias], Field(max_length=4096)] | None = None
     n: Samples | None = None
     stop: Stop | Stops | None = None
     stop_token_ids: Annotated[list[Int], Field(max_length=MOST_STOPS)] | None = None

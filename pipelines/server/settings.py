@@ -63,6 +63,9 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        for name in ("keys", "hosts", "cors"):
+            if isinstance(value := getattr(self, name), str):
+                raise InputError(f"{name} is {value!r}; expected a list of texts.")
         read_keys([*(self.keys or ()), *([] if self.admin_key is None else [self.admin_key])])
         if not self.keys and not self.local:
             raise InputError(
@@ -74,12 +77,14 @@ class ServerSettings:
         """Return a listening socket; raise InputError if the address is not available."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            return socket.create_server((self.host, self.port), family=family, backlog=2048)
+            result = socket.create_server((self.host, self.port), family=family, backlog=2048)
         except OSError as error:
             raise InputError(
                 f"cannot listen on {self.host}:{self.port} ({error.strerror or error}); expected a "
                 "free address of this machine. Choose another with --port."
             ) from error
+        result.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # which asyncio forgets here
+        return result
 
     def accepts(self, host: str) -> bool:
         """Return whether the server goes by the name in a Host header.

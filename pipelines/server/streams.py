@@ -86,7 +86,7 @@ class RunningTexts:
 
     def message(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return the citations of a text, and its support or why it is a refusal."""
-        request, message = self.requests[index], dict[str, Any](self.opening(index))
+        request, message = self.requests[index], dict[str, Any]()
         answer = request.unasked or (request.answer and request.answer(generation))
         if answer is not None:
             refused, support = {"refused": answer.refused}, {"support": answer.support}
@@ -126,7 +126,8 @@ def _whole(
             text = replace(each, text=request.echo + each.text, prompt_tokens=[], logprobs=scored)
         if text.logprobs is not None:
             placed = place_tokens(reply.tokenizer, text)
-        message, finish = running.message(index, each), finish_reason(each)
+        message = {**running.opening(index), **running.message(index, each)}
+        finish = finish_reason(each)
         choices.append(reply.choice(index, text.text, placed=placed, finish=finish, **message))
     return reply.record(choices, chunk=False, **figures(texts))
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import math
 import signal
 import socket
 import time
@@ -150,7 +151,7 @@ def test_keys(instance: Engine) -> None:
             return client.get(path, headers=headers).status_code
 
         assert [ask(key) for key in (None, "gamma", "alpha", "beta")] == [401, 401, 200, 200]
-        assert ask(None, "/health") == 200 and ask(None, "/metrics") == 401
+        assert [ask(None, f"/{p}") for p in ("health", "metrics", "docs")] == [200, 401, 404]
         for path in ("/admin/stores", "/metrics"):
             assert ask("alpha", path) == 401 and ask("root", path) == 200
         assert ask("root") == 401
@@ -307,6 +308,7 @@ def test_a_prefix_of_another_tenant_is_read_again(instance: Engine) -> None:
 def test_settings_that_cannot_be() -> None:
     bad: dict[str, Any] = {"host": "0.0.0.0", "port": 70000, "max_batch_size": 0, "keys": [" "]}
     bad |= {"admin_key": "", "max_queue_size": -1, "max_connections": 1, "keep_alive": float("nan")}
+    bad |= {"hosts": "a.org", "cors": "https://a.org"}  # a text is no list
     for name, value in bad.items():
         with pytest.raises(InputError):
             ServerSettings(**{name: value})
@@ -337,9 +339,9 @@ def test_a_signal_in_the_handler_of_another_one_stops_the_server(instance: Engin
             server.handle_exit(signal.SIGINT, None)
 
     app.state.routes.stop = stop
-    server = run.Server(app, ServerSettings())
+    server = run.Server(app, ServerSettings(drain=math.inf))
     server.handle_exit(signal.SIGINT, None)
-    assert drains == [20.0, 0.0] and server.should_exit
+    assert drains == [math.inf, 0.0] and server.should_exit
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"

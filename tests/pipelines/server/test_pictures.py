@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import QueueFullError
-from ragspec.pipelines.server import app
+from ragspec.pipelines.server import app, run
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual import ImagePipeline
@@ -112,3 +112,20 @@ def test_picture_requests_are_counted_and_end_with_the_server(instance: Engine) 
     assert sample[1].cancelled() and len(serving.running_alone) == 1
     on.set()
     until(lambda: len(serving.running_alone) == 0)
+
+
+def test_a_stop_is_the_answer_to_pictures_that_it_cuts_short(
+    instance: Engine, pipe: ImagePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, on = threading.Event(), threading.Event()
+    monkeypatch.setattr(run, "MARGIN", 0)
+    monkeypatch.setattr(app, "draw", lambda *_: (begun.set(), on.wait(20)))
+    with ThreadPoolExecutor(1) as other:
+        settings = ServerSettings(drain=0.0)
+        with served(instance, settings, images={"emoji": pipe}) as (client, _):
+            url = f"{client.base_url}/v1/images/generations"
+            cut = other.submit(httpx.post, url, json={"prompt": "red heart"}, timeout=60)
+            assert begun.wait(20)
+        assert cut.result().status_code == 503
+        assert cut.result().json()["error"]["code"] == "stopping"
+        on.set()

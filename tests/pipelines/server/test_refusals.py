@@ -29,6 +29,7 @@ PREDICTED = {"type": "content", "content": "a"}
         ({"prediction": "text"}, "prediction"),
         ({"logit_bias": {"many": 1.0}}, "logit_bias.many"),
         ({"logit_bias": {"7": "x"}}, "logit_bias.7"),
+        ({"logit_bias": {"7": 1e308}}, "logit_bias.7"),
         ({"logit_bias": {"9" * 5000: 1.0}}, f"logit_bias.{'9' * 5000}"),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"tools": [{"type": "function"}]}, "tools"),
