@@ -119,7 +119,12 @@ def test_a_stop_is_the_answer_to_pictures_that_it_cuts_short(
 ) -> None:
     begun, on = threading.Event(), threading.Event()
     monkeypatch.setattr(run, "MARGIN", 0)
-    monkeypatch.setattr(app, "draw", lambda *_: (begun.set(), on.wait(20)))
+
+    def slow(*_: Any) -> dict[str, Any]:
+        begun.set()
+        return {"data": on.wait(20)}
+
+    monkeypatch.setattr(app, "draw", slow)
     with ThreadPoolExecutor(1) as other:
         settings = ServerSettings(drain=0.0)
         with served(instance, settings, images={"emoji": pipe}) as (client, _):
