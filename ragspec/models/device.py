@@ -16,24 +16,23 @@ from ragspec.models.checks import DTYPES, check_device, check_dtype
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return the device of a name. "auto" is the accelerator if there is one, else the CPU.
+    """Return a usable device. "auto" is the accelerator if there is one, else the CPU.
 
     Raises:
         InputError: torch does not know the name, or the machine lacks the device.
     """
-    if isinstance(device, torch.device):
-        return device
     if device == "auto":
         return torch.accelerator.current_accelerator(True) or torch.device("cpu")
-    check_device(device)
+    if not isinstance(device, torch.device):
+        check_device(str(device))
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:  # torch builds without the device assert
         reason = str(error).splitlines()[0].split(". ")[0]  # torch's message fills a page
         raise InputError(
-            f"device {device!r} cannot be used on this machine ({reason}); expected 'auto', 'cpu' "
-            "or an accelerator that torch finds"
+            f"device {str(device)!r} cannot be used on this machine ({reason}); expected 'auto', "
+            "'cpu' or an accelerator that torch finds"
         ) from error
     return place
 

@@ -200,9 +200,11 @@ def test_devices_by_name() -> None:
     assert pick_device("cpu") == CPU
     assert pick_device(torch.device("meta")) == torch.device("meta")
     refused = "cannot be used on this machine"
-    for name, said in (("warp", ".*expected 'auto'"), ("cuda:99", refused), ("xpu:99", refused)):
-        with pytest.raises(errors.InputError, match=f"'{name}' ?{said}"):
-            pick_device(name)
+    wrong: list[Any] = ["cuda:99", "xpu:99", torch.device("cuda:99"), "warp", 99]
+    for each in wrong:
+        said = ".*expected 'auto'" if each in ("warp", 99) else refused
+        with pytest.raises(errors.InputError, match=f"'{each}' ?{said}"):
+            pick_device(each)
 
 
 def test_ids_go_to_where_an_offloaded_embedding_is_supplied() -> None:
