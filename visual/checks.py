@@ -46,8 +46,8 @@ LIMITS: Mapping[str, tuple[float, float, str]] = MappingProxyType(
         "min_expected_gain": (0, inf, "a number of accepted codes, 0 or more"),
         "r": (0, inf, "a distance of 0 or more, such as 0.02"),
         "floor": (0, 1, "a deviation from 0 to below 1, such as 0.1"),
-        "guidance_scale": (0, inf, "a finite number of 0 or more (1 turns guidance off)"),
-        "temperature": (0, inf, "a finite number of 0 or more"),
+        "guidance_scale": (0, 1e6, "a finite number of 0 or more, below 1e6 (1: no guidance)"),
+        "temperature": (0, 1e6, "a finite number of 0 or more, below 1e6"),
         "prefill": (0, 1, "a share of the latents from 0 to below 1, such as 0.05"),
         **dict.fromkeys(WHOLE, (1, inf, "a whole number of at least 1")),
     }

@@ -21,6 +21,7 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
 from ragspec.pipelines.console.records import option, split
 from ragspec.registry import unknown
+from ragspec.sampling.settings import whole
 from ragspec.visual import checks as visual
 from ragspec.visual.loading import find_draft, find_folder, read_kind
 
@@ -162,8 +163,8 @@ def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
         setting, value = rules[rule], float(match["value"])
         if setting is None:
             raise InputError(f"Expected {rule!r} without a value, got {name!r}. Leave @... out.")
-        settings[setting] = int(value) if setting in visual.WHOLE else value
-    if rule == "fewer" and (not settings.get("steps") or match["drafter"]):
+        settings[setting] = int(value) if value.is_integer() and setting in visual.WHOLE else value
+    if rule == "fewer" and (not whole(settings.get("steps")) or match["drafter"]):
         raise InputError(f"Expected fewer@N with N of at least 1, got {name!r}.")
     return ParsedVariant(name.strip(), rule, settings, match["drafter"])
 
