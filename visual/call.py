@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.sampling.settings import checked_count, whole
@@ -39,9 +40,10 @@ class ImageCall:
         codes i64 [h, w] or [n]: Fixed codes, -1 for codes to generate, each from those before it.
         output_type: "pil", "np", "pt" or "latent", see `ImageOutput`.
         callback_on_step_end: Called after each forward with (pipeline, step, count, tensors). The
-            count is of the codes or latents of the image that is furthest behind. The tensors are
-            {"codes": i64 [B, h * w]}, -1 for missing ones, or {"latents": f32 [B, h * w, D]}, 0
-            for missing ones. The call ends early if it returns True.
+            count is of the codes or latents of the image that is furthest behind in the forward, so
+            it falls when an image begins. The tensors are {"codes": i64 [B, h * w]}, -1 for missing
+            ones, or {"latents": f32 [B, h * w, D]}, 0 for missing ones. The call ends early if it
+            returns True, also NumPy's or torch's.
         on_image: Called with (number, PIL image) as soon as an image is complete.
     """
 
@@ -227,9 +229,12 @@ def some(value: Any) -> list[Any]:
 
 def _is_one(value: object) -> bool:
     """Return whether a value is one item; scalar arrays have an __iter__ that raises."""
-    if isinstance(value, str) or getattr(value, "ndim", None) == 0:
-        return True
-    return not hasattr(value, "__iter__")
+    return isinstance(value, str) or not hasattr(plain_value(value), "__iter__")
+
+
+def plain_value(value: Any) -> Any:
+    """Return a scalar of NumPy or torch as Python's; other values as they are."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def checked_texts(texts: list[Any]) -> list[str]:
@@ -239,7 +244,7 @@ def checked_texts(texts: list[Any]) -> list[str]:
             raise InputError(
                 f"got the prompt {text!r}; expected a few words such as 'red heart', not nothing."
             )
-    return texts
+    return [well_formed(text) for text in texts]
 
 
 def negatives_of(negative: Sequence[object] | None, prompts: int) -> list[str]:
@@ -247,4 +252,5 @@ def negatives_of(negative: Sequence[object] | None, prompts: int) -> list[str]:
     texts = [""] if negative is None else negative
     if not all(isinstance(text, str) for text in texts):
         raise InputError(f"got negative_prompt {negative!r}; expected texts.")
+    texts = [well_formed(str(text)) for text in texts]
     return one_each(texts[0] if len(texts) == 1 else texts, prompts, "negative prompt", "prompt")

@@ -23,6 +23,8 @@ from ragspec.registry import did_you_mean, names, resolve, unknown
 SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
 BUNDLED = STARTER / "images"
 SETUP, RELAXATION = "ragspec.json", "relaxation.json"
+# What save_pretrained writes, beside configurations.
+PARTS = ("target", "tokenizer", "vae", "vq", "draft", "head", "model*.safetensors*", RELAXATION)
 FORMAT = 1  # of relaxation.json
 AUTO, NONE = "auto", "none"
 _PLAIN = (bool, int, float, str, type(None))
@@ -229,7 +231,7 @@ def as_saved(
             "pipeline again, or remove the file."
         ) from error
     saved = {**more, **saved}
-    if isinstance(drafter, str) and drafter == AUTO:
+    if drafter in (AUTO, [AUTO], (AUTO,)):
         drafter = usual.split("+") if "+" in usual else usual
     else:  # the saved iterations may be those of plain decoding
         saved = {key: saved[key] for key in saved.keys() - {*_DRAFTING, "iterations"}}

@@ -57,7 +57,7 @@ class ImageStats:
     Attributes:
         seeds: One for each image.
         seconds: Wall time of the codes or latents, without decoding the images.
-        reports: One for each image; empty for a masked model without drafts.
+        reports: One for each image that was begun; empty for a masked model without drafts.
         excess f64 [B, h, w]: The total variation that a relaxed rule may have added at each code;
             0 under exact rules, NaN under rules that do not measure it.
         repeatable: Whether the same seeds give the same images again. They may not under an inexact
@@ -231,15 +231,16 @@ def samples_of(generations: Sequence[Generation], raster: Raster) -> list[ImageS
 
 
 def unfinished(like: ImageSample) -> ImageSample:
-    """Return the sample of an image of latents that an early end left out."""
+    """Return the sample of an image that an early end left out."""
     return replace(
         like,
         values=torch.zeros_like(like.values),
         label=UNFINISHED,
         map=np.zeros_like(like.map),
         excess=np.zeros_like(like.excess),
-        outcomes=np.full_like(like.map, -1),
-        distances=np.full_like(like.excess, np.nan),
+        gaps=np.zeros(0),
+        outcomes=None if like.outcomes is None else np.full_like(like.map, -1),
+        distances=None if like.distances is None else np.full_like(like.excess, np.nan),
         report=None,
         prefixes=0,
     )

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ragspec.budget.base import BudgetPolicy, FixedBudget
@@ -27,7 +28,7 @@ from ragspec.rules.base import Rule, expect_rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import checked_count
 from ragspec.types import PreTrainedModel
-from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type
+from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type, plain_value
 from ragspec.visual.checks import check_finite
 from ragspec.visual.choice import choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
@@ -37,6 +38,7 @@ from ragspec.visual.loading import (
     MODEL,
     NAMES,
     NONE,
+    PARTS,
     SETUP,
     ImageFolder,
     as_saved,
@@ -47,8 +49,6 @@ from ragspec.visual.loading import (
 )
 from ragspec.visual.output import ImageOutput, ImageSample, ImageStats, as_images, weakest
 from ragspec.visual.run import CallState
-
-_DECODED = 64  # images in one batch of the decoder
 
 
 class ImagePipeline:
@@ -65,7 +65,7 @@ class ImagePipeline:
         family: A `Family` class or its name; None finds it by the model.
         folder: Holds the drafters "model" and "head".
         settings: Of the rule; the fields of `PipelineOptions`; and the arguments of the family,
-            such as text_encoder, vq, steps, iterations.
+            such as text_encoder, vq, steps, iterations. Numbers may be NumPy's or torch's.
 
     Attributes:
         model, tokenizer, folder: As passed, the model without the wrapper of peft.
@@ -93,6 +93,7 @@ class ImagePipeline:
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()  # whose layers are those with adapters
         kind = family_of(family, kind_of_model(model), f"a {type(model).__name__}")
+        settings = {name: plain_value(value) for name, value in settings.items()}
         more = {name: settings.pop(name) for name in kind.options if name in settings}
         names = {field.name for field in fields(PipelineOptions)}
         options = PipelineOptions(**{name: settings.pop(name) for name in names & settings.keys()})
@@ -211,14 +212,24 @@ class ImagePipeline:
             options: Of transformers' `save_pretrained`, such as max_shard_size.
 
         Raises:
-            InputError: The model has adapters of peft, or the folder has others' files.
+            InputError: The model has adapters of peft, or the folder has others' files or cannot
+                be written.
         """
         if self._adapted:
             raise InputError(
                 "got a model that peft wraps; expected merged weights to save. Use "
                 "model.merge_and_unload(), or save the adapter with model.save_pretrained()."
             )
-        root, folder = Path(save_directory), self.folder
+        try:
+            self._write(Path(save_directory), options)
+        except (OSError, SafetensorError) as error:  # the latter for a full disk
+            raise InputError(
+                f"the pipeline cannot be saved in {save_directory} ({error}); expected a folder "
+                "that can be written, on a disk with room. Choose another one."
+            ) from error
+
+    def _write(self, root: Path, options: dict[str, object]) -> None:
+        folder = self.folder
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root) as name:
             new = Path(name)
@@ -244,9 +255,11 @@ class ImagePipeline:
                     f"{root} has {', '.join(taken)} and no {SETUP}; expected a new folder, or one "
                     "that save_pretrained wrote, as these are replaced. Name another folder."
                 )
+            replaced = [*taken, *PARTS] if (root / SETUP).is_file() else taken
+            for old in [*root.iterdir()]:
+                if any(map(old.match, replaced)):
+                    shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
             for path in paths:
-                if (root / path.name).is_dir():
-                    shutil.rmtree(root / path.name)
                 path.replace(root / path.name)
 
     def _record(self) -> dict[str, object]:
@@ -328,10 +341,14 @@ class ImagePipeline:
             ModelError: There is no decoder, or it returns no numbers.
         """
         check_output_type(output_type)
+        if not isinstance(codes, Tensor):
+            raise InputError(
+                f"got {type(codes).__name__} to decode; expected a tensor of {self.family.unit}."
+            )
         if output_type == "latent":
             return codes
-        parts = torch.split(codes, _DECODED)
-        pixels = torch.cat([self.family.pixels(part).cpu() for part in parts])
+        # One by one, as a batch rounds differently: an image is the same alone.
+        pixels = torch.cat([self.family.pixels(each).cpu() for each in torch.split(codes, 1)])
         return as_images(pixels, output_type)
 
 

@@ -12,9 +12,9 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.call import ImageCall, ImageConfig
+from ragspec.visual.call import ImageCall, ImageConfig, plain_value
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.output import ImageSample, unfinished
+from ragspec.visual.output import UNFINISHED, ImageSample, unfinished
 from ragspec.visual.rules.tv_budget import Surprising
 
 
@@ -50,9 +50,9 @@ class CallState:
             seeds, scales: Of each image.
         """
         samples = dict[int, ImageSample]()
-        by_batch = self.pipe.family.plain_rule is not None
+        plain = self.pipe.family.plain_rule is not None and self.pipe.source.name is None
         for numbers in self._groups(scales):
-            if self.interrupted and by_batch:
+            if self.interrupted:
                 left_out = unfinished(next(iter(samples.values())))
                 samples |= dict.fromkeys(numbers, left_out)
                 continue
@@ -65,7 +65,6 @@ class CallState:
                 [seeds[number] for number in numbers],
                 self.call.temperature,
             )
-            plain = by_batch and self.pipe.source.name is None
             part = (self._plain if plain else self._speculative)(config, numbers)
             samples |= zip(numbers, part, strict=True)
         return [samples[number] for number in range(len(rows))]
@@ -96,29 +95,37 @@ class CallState:
             rule=pipe.rule if latents else Surprising(pipe.rule),  # latents have no probabilities
             max_batch_size=pipe.batch_size,
         )
-        options: dict[str, Any] = {"max_new_tokens": self.raster.tokens, "ignore_eos": True}
-        if call.callback_on_step_end is not None:
-            options["stopping_criteria"] = [lambda ids, scores: self.interrupted]
         temperature = 1.0 if latents else call.temperature
-        began = time.perf_counter()
-        generations = engine.generate(
+        tokens, began, owner = self.raster.tokens, time.perf_counter(), object()
+        requests, _ = engine.prepare(
             family.prompts(target, config),
             Sampling(temperature, call.top_k, call.top_p, call.min_p, seed=list(config.seeds)),
-            on_step=progress.step,
-            **options,
+            {"max_new_tokens": tokens, "ignore_eos": True, "on_step": progress.step},
         )
-        progress.finish()
+        handles = [engine.add(each, owner) for each in requests]
+
+        def ended() -> bool:
+            results = [each.future.result() for each in handles if each.done]
+            progress.finish()
+            return self.interrupted or len(results) == len(handles)
+
+        try:
+            engine.scheduler.drive(owner, ended)
+        finally:
+            engine.close(cancel=True)
+        generations = [each.future.result() for each in handles]
         self.seconds += time.perf_counter() - began
-        samples: list[ImageSample] = family.samples(generations, target, pipe.rule, self.raster)
-        return samples
+        samples = family.samples(generations, target, pipe.rule, self.raster)
+        pairs = zip(samples, generations, strict=True)
+        return [each if text.tokens else unfinished(each) for each, text in pairs]
 
     def _plain(self, config: ImageConfig, numbers: Sequence[int]) -> list[ImageSample]:
         """Generate a batch with several latents in each forward pass."""
         family, progress, began = self.pipe.family, Progress(self, numbers), time.perf_counter()
         samples: list[ImageSample] = family.plain_samples(self.conditions, config, progress)
         self.seconds += time.perf_counter() - began
-        if self.call.on_image is not None and not self.interrupted:
-            for number, sample in zip(numbers, samples, strict=True):
+        for number, sample in zip(numbers, samples, strict=True):
+            if self.call.on_image is not None and sample.label != UNFINISHED:
                 self.complete(number, sample.values)
         return samples
 
@@ -134,7 +141,7 @@ class Progress:
 
     Args:
         state: Of the call.
-        numbers: Of the images of the run, `batch_size` of them in one batch.
+        numbers: Of the images of the run.
         target: The engine's; None without it.
     """
 
@@ -142,15 +149,13 @@ class Progress:
         self.state, self._numbers, self._target = state, numbers, target
         self._tokens = torch.full((len(numbers), state.raster.tokens), -1, dtype=torch.int64)
         self._counts = [0] * len(numbers)
-        self._last = -1
+        self._forward = set[int]()  # the rows of this forward
         self._passes = 0
 
     def step(self, row: int, step: Step) -> None:
-        """Record a step of the image in a row; the images of a forward come in order."""
-        state, side_by_side = self.state, self.state.pipe.batch_size
-        if row <= self._last or row // side_by_side != self._last // side_by_side:
-            self.finish()
-        self._last = row
+        """Record a step of the image in a row."""
+        state = self.state
+        self._forward.add(row)
         start, new = self._counts[row], len(step.tokens)
         self._tokens[row, start : start + new] = torch.tensor(step.tokens)
         self._counts[row] = start + new
@@ -162,11 +167,10 @@ class Progress:
 
     def finish(self) -> None:
         """End a forward: call the callback and check the tensor that it returns."""
-        if self._last < 0 or self.state.call.callback_on_step_end is None:
+        if not self._forward or self.state.call.callback_on_step_end is None:
             return
-        raster, side_by_side = self.state.raster, self.state.pipe.batch_size
-        first = self._last // side_by_side * side_by_side
-        least = min(self._counts[first : first + side_by_side])
+        raster, least = self.state.raster, min(self._counts[row] for row in self._forward)
+        self._forward.clear()
         values = self.state.pipe.family.step_values(self._target, self._tokens[:, raster.places])
         self.report(len(raster.known(range(least))), values)
 
@@ -182,7 +186,7 @@ class Progress:
         name, before = self.state.pipe.family.unit, tensor.clone()
         returned = callback(self.state.pipe, self._passes, count, {name: tensor})
         self._passes += 1
-        self.state.interrupted |= returned is True
+        self.state.interrupted |= plain_value(returned) is True
         after = returned.get(name, tensor) if isinstance(returned, dict) else tensor
         if not isinstance(after, Tensor) or not torch.equal(after.cpu(), before.cpu()):
             raise InputError(

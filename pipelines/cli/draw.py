@@ -7,7 +7,6 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import count, islice
@@ -195,7 +194,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, _, value = text.partition("=")
         name = name.strip().replace("-", "_").replace("lambda", "lam")
-        if name in PLACE and value:
+        if name in PLACE:
             settings[name] = value
             continue
         try:
@@ -305,10 +304,15 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
 def _write_new(path: Path, others: Iterator[Path], contents: bytes) -> Path:
     """Write a file to a path, or to the next of the others that is free; return the path."""
     while True:
-        with suppress(FileExistsError), path.open("xb") as file:
-            file.write(contents)
+        try:
+            with path.open("xb") as file:
+                file.write(contents)
             return path
-        path = next(others)
+        except FileExistsError:
+            path = next(others)
+        except BaseException:  # half a file would pass for a whole one
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _slug(text: str) -> str:

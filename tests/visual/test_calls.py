@@ -78,8 +78,7 @@ def test_images_are_passed_on_as_they_finish(saved: Saved, kind: str) -> None:
     assert all(done[number] is image for number, image in enumerate(out.images))
     plain = pipe(**CALLS[kind], seed=5)
     for image, other in zip(out.images, plain.images, strict=True):
-        difference = np.asarray(image).astype(int) - np.asarray(other)
-        assert abs(difference).max() <= 1  # decoded in another batch
+        assert image.tobytes() == other.tobytes()
     with pytest.raises(KeyboardInterrupt):
         pipe(**CALLS[kind], seed=5, on_image=Mock(side_effect=KeyboardInterrupt))
     assert torch.equal(values(pipe(**CALLS[kind], seed=5)), values(plain))
@@ -106,6 +105,8 @@ def test_what_a_call_cannot_mean_is_refused(saved: Saved) -> None:
     for kind in ("codes", "janus", "emu3", "imagegpt"):
         with pytest.raises(InputError, match="got codes from 99 to 99; expected 0 to"):
             opened(saved(kind)).decode(torch.full((1, 3, 3), 99))
+    with pytest.raises(InputError, match="got list to decode; expected a tensor of codes"):
+        opened(saved("codes")).decode([1, 2])
 
 
 @EVERY
@@ -181,6 +182,22 @@ def test_a_folder_of_others_is_not_replaced(saved: Saved, tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"has target and no ragspec\.json"):
         opened(saved("codes"), None).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.rglob("*")] == ["target", "notes.txt"]
+
+
+@pytest.mark.parametrize("kind", ["latents", "janus"])
+def test_a_saved_pipeline_is_replaced_whole(saved: Saved, kind: str, tmp_path: Path) -> None:
+    settings = {"steps": np.int64(4), "floor": np.float32(0.5)} if kind == "latents" else {}
+    old, new = tmp_path / "old", tmp_path / "new"
+    opened(saved("codes"), "model").save_pretrained(old)
+    (old / "notes.md").write_text("mine")
+    (old / "relaxation.json").write_text("of codes")
+    for root in (old, new):
+        opened(saved(kind), None, **settings).save_pretrained(root)
+    names = {path.relative_to(new) for path in new.rglob("*")} | {Path("notes.md")}
+    assert {path.relative_to(old) for path in old.rglob("*")} == names
+    assert opened(old).family.record == opened(saved(kind), **settings).family.record
+    with pytest.raises(InputError, match=r"cannot be saved in .*notes\.md"):
+        opened(saved(kind), None).save_pretrained(old / "notes.md")
 
 
 @pytest.mark.parametrize("kind", ["codes", "latents", "janus"])

@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -63,6 +64,9 @@ def test_output_types_are_those_of_diffusers(folder: Path) -> None:
     assert numbers.shape == (1, side, side, 3) and 0.0 <= numbers.min() <= numbers.max() <= 1.0
     assert np.allclose(by_type["pt"].images[0].permute(1, 2, 0).numpy(), numbers[0])
     assert torch.equal(by_type["latent"].images, by_type["np"].codes)
+    codes = torch.arange(4 * ALL).reshape(4, tiny_images.SIDE, -1) % tiny_images.CODES
+    alone = [pipe.decode(each[None], "pt") for each in codes]  # to the last bit
+    assert torch.equal(torch.cat(alone), pipe.decode(codes, "pt"))
     for draw in (partial(pipe, class_labels=0), partial(pipe.decode, by_type["latent"].codes)):
         with pytest.raises(errors.InputError, match="output_type 'jpeg'"):
             draw(output_type="jpeg")
@@ -85,6 +89,8 @@ def test_prompts_condition_the_image(tmp_path: Path) -> None:
     one = pipe("cat face", generator=dice())
     assert torch.equal(one.codes, pipe(prompt=["cat face"], generator=dice()).codes)
     assert not torch.equal(one.codes, pipe("red heart", generator=dice()).codes)
+    broken = pipe("cat \ud800", negative_prompt="sun \ud800", seed=1).codes
+    assert torch.equal(broken, pipe("cat \ufffd", negative_prompt="sun \ufffd", seed=1).codes)
     with pytest.raises(errors.InputError, match="expected"):
         pipe(["cat", ""])
     with pytest.raises(errors.InputError, match="expected prompt"):
@@ -107,15 +113,30 @@ def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
     whole = pipe(class_labels=[0, 1, 2], generator=dice(), callback_on_step_end=look)
     assert known == [(n, n % ALL + 1) for n in range(2 * ALL)]
 
-    def stop(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> bool:
-        return codes >= 3
+    def stop(kind: Any, pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> Any:
+        return kind(codes >= 3)
 
-    part = pipe(class_labels=[0, 1], generator=dice(), callback_on_step_end=stop)
-    written = part.stats.reports[0].tokens
-    assert 3 <= written <= 5
+    for kind in (bool, np.bool_, torch.tensor):
+        ends = partial(stop, kind)
+        part = pipe(class_labels=[0, 1], generator=dice(), callback_on_step_end=ends)
+        written = part.stats.reports[0].tokens
+        assert written == 3
     assert torch.equal(part.codes.flatten(1)[:, :3], whole.codes.flatten(1)[:2, :3])
     assert (part.acceptance_map.reshape(2, -1)[:, written:] == 0).all()
     assert (whole.label, part.label) == ("exact", "unfinished")
+
+
+@pytest.mark.parametrize("scale", [2.0, [1.0, 2.0, 3.0, 1.0, 2.0]])
+def test_the_callback_is_called_once_a_forward(folder: Path, scale: Any) -> None:
+    pipe, look = opened(folder, batch_size=2), Mock(return_value=None)
+    forwards = pipe.model.forward = Mock(wraps=pipe.model.forward)
+    call = {"class_labels": [0, 1, 2, 0, 1], "seed": 1, "guidance_scale": scale}
+    pipe(**call, callback_on_step_end=look)
+    assert look.call_count == forwards.call_count
+    forwards.reset_mock()
+    ended = pipe(**call, callback_on_step_end=Mock(return_value=True))
+    assert forwards.call_count == 1 and ended.label == "unfinished"
+    assert sorted((ended.acceptance_map > 0).sum((1, 2)).tolist()) == [0, 0, 0, 1, 1]
 
 
 def test_loaders_know_keywords_of_diffusers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

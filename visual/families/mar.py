@@ -193,17 +193,18 @@ class Mar(LatentFamily):
                 break
         sizes = -np.diff(np.array([places, *sampler.left]))
         counts, shape = np.repeat(sizes, sizes), self.raster.shape
-        orders = [order_of(noise, places).argsort().reshape(shape) for noise in noises]
+        counts[before:] = 0
+        orders = [order_of(noise, places).argsort().reshape(shape).numpy() for noise in noises]
         return [
             ImageSample(
                 values=each,
                 label="exact" if before == places else UNFINISHED,
-                map=counts[order.numpy()],
+                map=counts[order],
                 excess=np.zeros(shape),
                 gaps=np.zeros(0),
-                outcomes=np.zeros(shape, dtype=np.int64),
+                outcomes=np.where(order < before, 0, -1),
                 distances=np.full(shape, np.nan),
-                prefixes=self.iterations,
+                prefixes=1 + sampler.left.index(places - before),
             )
             for each, order in zip(self._restored(latents), orders, strict=True)
         ]

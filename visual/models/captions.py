@@ -59,13 +59,12 @@ class CaptionEncoder:
         """Return the features f32 [B, L, d] of texts; raise InputError for one without tokens."""
         features = torch.zeros(len(texts), self.length, self.width)
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        _warn_of_length([len(each.ids) for each in encodings], self.length)
         for row, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
             if not encoding.ids:
                 raise InputError(
                     f"the prompt {text!r} holds no word; expected words such as 'red heart'."
                 )
-            if len(encoding.ids) > self.length:
-                _warn_of_length(text, len(encoding.ids), self.length)
             ids = encoding.ids[: self.length]
             features[row, : len(ids)] = self.vectors[ids]
         return features
@@ -112,18 +111,17 @@ class TextEncoder:
         read = self.tokenizer(
             list(texts), add_special_tokens=True, padding=True, return_tensors="pt"
         )
-        for text, count in zip(texts, read.attention_mask.sum(1).tolist(), strict=True):
-            if count > self.length:
-                _warn_of_length(text, count, self.length)
+        _warn_of_length(read.attention_mask.sum(1).tolist(), self.length)
         ids, mask = (part[:, : self.length] for part in (read.input_ids, read.attention_mask))
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
         states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
         return [row[real.bool()] for row, real in zip(states, mask, strict=True)]
 
 
-def _warn_of_length(text: str, count: int, length: int) -> None:
-    warnings.warn(
-        f"the prompt {text!r} has {count} tokens; the model reads the first {length}.",
-        UserWarning,
-        stacklevel=3,
-    )
+def _warn_of_length(counts: Sequence[int], length: int) -> None:
+    if max(counts) > length:  # without the text: Python remembers every warning
+        warnings.warn(
+            f"a prompt has {max(counts)} tokens; the model reads the first {length}.",
+            UserWarning,
+            stacklevel=3,
+        )

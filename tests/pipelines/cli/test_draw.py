@@ -1,6 +1,7 @@
 """`ragspec draw` as typed: options, messages, exit codes."""
 
 import json
+import resource
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from ragspec.pipelines.cli.app import main
-from ragspec.pipelines.cli.draw import _slug
+from ragspec.pipelines.cli.draw import _slug, _write_new
 from ragspec.visual import ImagePipeline
 from tests.support import tiny_images, tiny_latents, tiny_masked
 from tests.support.command_line import Capture, output_of
@@ -60,6 +61,12 @@ def test_latents_are_sampled(tmp_path: Path, kind: str, rule: str | None) -> Non
         assert result["label"] == "exact"
 
 
+def test_a_saved_pipeline_draws_as_it_was_saved(tmp_path: Path) -> None:
+    masked = tiny_masked.save(tmp_path / "masked")
+    ImagePipeline.from_pretrained(masked, None, steps=4, iterations=3).save_pretrained(tmp_path)
+    assert draw("--class", "1", "--model", tmp_path, tmp_path / "out")["forwards"] == 3
+
+
 def test_no_file_is_overwritten(folder: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -108,6 +115,18 @@ def test_images_drawn_before_an_interrupt_are_whole_and_counted(
     assert f"stopped with 2 images in {tmp_path / 'out'}" in message
     for path in (tmp_path / "out").iterdir():
         Image.open(path).load()
+
+
+def test_no_half_image_stays_on_a_full_disk(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            _write_new(tmp_path / "image.png", iter(()), b"an image")
+            _write_new(tmp_path / "larger.png", iter(()), b"a larger image")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["image.png"]
 
 
 def test_a_missing_seed_is_chosen_and_printed(folder: str, tmp_path: Path, capsys: Capture) -> None:

@@ -87,13 +87,20 @@ def test_a_callback_is_reported_and_may_end_it(folder: Path) -> None:
 
     def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> bool:
         message.append((iteration, latents, int((tensors["latents"] != 0).all(-1)[0].sum())))
-        return iteration == 2
+        return iteration == last
 
-    pipe = pipeline(folder, batch_size=1)
+    pipe, last, done = pipeline(folder, batch_size=1), 2, list[int]()
     ended = sampled(pipe, 2, callback_on_step_end=note)
     assert bool(ended.latents[0].any()) and not bool(ended.latents[1].any())
     assert [each[0] for each in message] == [0, 1, 2]
     assert all(each[1] == each[2] for each in message) and message[-1][1] < 9
+    counts = [message[-1][1], 0]
+    assert (ended.acceptance_map > 0).sum((1, 2)).tolist() == counts
+    assert (ended.stats.outcomes == 0).sum((1, 2)).tolist() == counts
+    assert (ended.stats.outcomes == -1).sum() == 18 - counts[0] and ended.stats.forwards == 3
+    last = 3  # of the first image
+    sampled(pipe, 2, callback_on_step_end=note, on_image=lambda number, _: done.append(number))
+    assert done == [0]
     assert sampled(pipe, 2).latents.shape[0] == 2  # whole again
 
 
@@ -167,11 +174,11 @@ def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
     def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> bool:
         assert int((tensors["latents"] != 0).all(-1).sum(1).min()) == latents
         message.append((iteration, latents, tensors["latents"]))
-        return len(message) < 4
+        return len(message) == 3
 
     pipe = pipeline(folder, **DRAFTED, batch_size=2)
     ended = sampled(pipe, 3, callback_on_step_end=note)
-    assert [each[0] for each in message] == [0, 1, 2]  # a pass that has begun is finished
+    assert [each[0] for each in message] == [0, 1, 2]
     assert 0 < message[0][1] < message[1][1] < 9
     assert ended.label == "unfinished" and not bool(ended.latents[2].any())
     whole = sampled(pipe, 3, callback_on_step_end=note)
@@ -198,7 +205,7 @@ def test_bad_requests_are_refused(folder: Path, drafter: str | None) -> None:
     pipe = pipeline(folder, **DRAFTED | {"drafter": drafter})
     with pytest.raises(errors.InputError, match="got top_k=5"):
         pipe(class_labels=[0], top_k=5)
-    for name, value in product(("guidance_scale", "temperature"), (-1.0, float("nan"), "2")):
+    for name, value in product(("guidance_scale", "temperature"), (-1.0, float("nan"), 1e39, "2")):
         with pytest.raises(errors.InputError, match=f"{name}=.*expected a finite number of 0"):
             pipe(class_labels=[0], **{name: value})
 
