@@ -200,8 +200,7 @@ def write_setup(
         warnings.warn(
             "the rule is an object, which is not saved: the loaded pipeline will draw by the "
             "default rule. Name the rule and its numbers to keep them.",
-            UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     text = json.dumps(record, indent=2, sort_keys=True) + "\n"
     (root / SETUP).write_text(text, encoding="utf-8")

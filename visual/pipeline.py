@@ -106,13 +106,19 @@ class ImagePipeline:
         self.budget, nodes = _budget(kind, options.budget)
         named = not (isinstance(rule, str) and rule == AUTO)
         rule = rule if named else kind.default_rule
-        self.rule, self.settings = self._make_rule(rule, settings)
+        self.rule: Rule
+        if isinstance(rule, str):
+            self.rule, self.settings = self.family.make_rule(rule, settings)
+        elif settings:
+            raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
+        else:
+            self.rule, self.settings = expect_rule(rule), settings
         self._saved_rule = rule if isinstance(rule, str) else None
         chosen = replace(options, draft_mode=mode_for(self.rule, options.draft_mode))
         self.source = choose_drafter(drafter, self.family, chosen, named)
         self.draft: Any = self.source.first(MODEL)
         self.family.settle(self.rule, self.source.name, nodes)
-        self.rule_name = rule if isinstance(rule, str) else self.rule.name
+        self.rule_name = self._saved_rule or self.rule.name
         if self.source.name is None:
             self.rule_name = kind.plain_rule or self.rule_name
         self._options, self._bar = options, dict[str, Any]()
@@ -167,14 +173,6 @@ class ImagePipeline:
         return cls(model, tokenizer, drafter, rule, family=kind, folder=beside, **settings)
 
     # The parts
-
-    def _make_rule(self, rule: str | Rule, settings: dict[str, Any]) -> tuple[Rule, dict[str, Any]]:
-        if isinstance(rule, str):
-            named: tuple[Rule, dict[str, Any]] = self.family.make_rule(rule, settings)
-            return named
-        if settings:
-            raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
-        return expect_rule(rule), {}
 
     @property
     def components(self) -> dict[str, Any]:
@@ -341,14 +339,11 @@ class ImagePipeline:
             ModelError: There is no decoder, or it returns no numbers.
         """
         check_output_type(output_type)
-        if not isinstance(codes, Tensor):
-            raise InputError(
-                f"got {type(codes).__name__} to decode; expected a tensor of {self.family.unit}."
-            )
         if output_type == "latent":
             return codes
         # One by one, as a batch rounds differently: an image is the same alone.
-        pixels = torch.cat([self.family.pixels(each).cpu() for each in torch.split(codes, 1)])
+        parts = torch.split(torch.as_tensor(codes), 1)
+        pixels = torch.cat([self.family.pixels(each).cpu() for each in parts])
         return as_images(pixels, output_type)
 
 

@@ -149,8 +149,7 @@ class Progress:
         self.state, self._numbers, self._target = state, numbers, target
         self._tokens = torch.full((len(numbers), state.raster.tokens), -1, dtype=torch.int64)
         self._counts = [0] * len(numbers)
-        self._forward = set[int]()  # the rows of this forward
-        self._passes = 0
+        self._forward, self._passes = set[int](), 0  # the rows of this forward, and those before
 
     def step(self, row: int, step: Step) -> None:
         """Record a step of the image in a row."""

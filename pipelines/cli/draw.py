@@ -145,10 +145,8 @@ class DrawOptions:
     @property
     def subjects(self) -> list[str]:
         """The prompts, or the classes in words."""
-        if self.prompt:
-            return self.prompt
         names = [f"class {name}" if name.strip().isdecimal() else name for name in self.classes]
-        return names or ["image"]
+        return self.prompt or names or ["image"]
 
     @property
     def source(self) -> str:
@@ -294,11 +292,8 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
     }
     if options.rule != "exact":  # drafts change the picture
         common |= {"drafter": "+".join(options.drafters), "budget": options.nodes}
-    total = len(options.subjects) * options.n
-    return [
-        {"subject": options.subjects[number // options.n], "seed": seed + number, **common}
-        for number in range(total)
-    ]
+    every = [subject for subject in options.subjects for _ in range(options.n)]
+    return [{"subject": each, "seed": seed + n, **common} for n, each in enumerate(every)]
 
 
 def _write_new(path: Path, others: Iterator[Path], contents: bytes) -> Path:

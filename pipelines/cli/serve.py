@@ -31,11 +31,11 @@ class ServeOptions:
     def __post_init__(self) -> None:
         for path in stores_of(self.store).values():
             check_store(path, "corpus")
-        names = [Path(image).name for image in self.images]
-        for number, image in enumerate(self.images):
+        for image in self.images:
             find_folder(image)
-            if names[number] in names[:number]:
-                raise InputError(f"got --images {image}; expected each name once. Rename a folder.")
+        if len({Path(image).name for image in self.images}) < len(self.images):
+            got = ", ".join(self.images)
+            raise InputError(f"got --images {got}; expected each name once. Rename a folder.")
         self.engine.check_needs()
 
 

@@ -6,6 +6,7 @@ The accelerator is a pretended one, which refuses what CUDA refuses, and CUDA's 
 import copy
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,9 @@ def test_codes_under_the_exact_rule(folder: Path, drafter: str | None, same_ther
 
 @pytest.mark.parametrize("rule", relaxed())
 def test_codes_under_a_relaxed_rule(folder: Path, rule: str, same_there: Same) -> None:
-    settings: dict[str, Any] = {}
-    if rule.endswith("-rejection"):
-        settings["draft_mode"] = "sampled"
-    same_there(
-        lambda: ImagePipeline.from_pretrained(folder, "model", rule, budget=6, **settings), codes
-    )
+    settings: dict[str, Any] = {"draft_mode": "sampled"} if rule.endswith("-rejection") else {}
+    make = partial(ImagePipeline.from_pretrained, folder, "model", rule, budget=6, **settings)
+    same_there(make, codes)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

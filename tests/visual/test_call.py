@@ -74,15 +74,7 @@ def test_features_stand_behind_their_padding() -> None:
     assert empty == (0, 1)
     assert torch.equal(features[1], torch.stack([torch.zeros(3), one[0]]))
     assert padded_features(two[None], 2, 1)[1] == ()
-    for inputs in (
-        [two[0]],
-        [two[:0]],
-        [two, one[:, :2]],
-        [torch.ones(3, 3)],
-        [3],
-        None,
-        [two] * 3,
-    ):
-        wrong: Any = inputs
+    wide: list[Any] = [[two, one[:, :2]], [torch.ones(3, 3)], [two] * 3]
+    for wrong in (*wide, [two[0]], [two[:0]], [3], None):
         with pytest.raises(InputError, match="expected"):
             padded_features(wrong, 2, 1 if wrong is None else min(len(wrong), 2))

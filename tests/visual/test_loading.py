@@ -65,9 +65,8 @@ def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_a_folder_of_another_kind_of_model_is_named(config: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (kind,) = config.values()
-    with pytest.raises(
-        errors.UnsupportedModelError, match=f"is a '{kind}' model; expected 'llamagen'"
-    ):
+    message = f"is a '{kind}' model; expected 'llamagen'"
+    with pytest.raises(errors.UnsupportedModelError, match=message):
         LlamaGen.load_model(tmp_path)
 
 

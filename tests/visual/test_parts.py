@@ -57,13 +57,8 @@ def test_the_bar_can_be_named_and_turned_off(
 @EVERY
 def test_what_a_callback_returns_is_not_ignored(saved: Saved, kind: str) -> None:
     pipe = opened(saved, kind)
-    name = pipe.family.unit
-    before = sampled(pipe)
+    name, before = pipe.family.unit, sampled(pipe)
     same = sampled(pipe, callback_on_step_end=lambda pipe, step, count, message: message)
     assert (same == before).all()
-
-    def change(pipe: Any, step: int, count: int, message: dict[str, Any]) -> dict[str, Any]:
-        return {name: message[name] + 1}
-
     with pytest.raises(InputError, match=rf"other {name} than it received.*cannot be changed"):
-        sampled(pipe, callback_on_step_end=change)
+        sampled(pipe, callback_on_step_end=lambda *inputs: {name: inputs[3][name] + 1})

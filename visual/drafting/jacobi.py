@@ -88,9 +88,7 @@ class JacobiSession(DraftSession):
     """Drafts one row from the target's choices under the last draft."""
 
     def __init__(self, drafter: JacobiDrafter, vocab_size: int, noise: NoiseStream) -> None:
-        self._drafter = drafter
-        self._vocab_size = vocab_size
-        self._noise = noise
+        self._drafter, self._vocab_size, self._noise = drafter, vocab_size, noise
         self._guesses: dict[int, list[int]] = {}  # by generated index: the coupled form's codes
         self._distributions: dict[int, Tensor] = {}  # the sampled form's distributions
         self._ages: dict[int, int] = {}
@@ -136,8 +134,7 @@ class JacobiSession(DraftSession):
                     self._seconds[rank] += _RATE * ((other == token) - self._seconds[rank])
                 break
         ages, self._ages = self._ages, {}
-        self._guesses, self._distributions = {}, {}
-        self._drafted = []
+        self._guesses, self._distributions, self._drafted = {}, {}, []
         if step.view is None:
             return
         nodes = follow(step.tree, drafted)[max(0, len(emitted) - 1) :]

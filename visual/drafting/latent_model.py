@@ -65,15 +65,13 @@ class LatentSession(DraftSession):
     """Drafts a chain for one row until its acceptance probability is too small."""
 
     def __init__(self, drafter: LatentDrafter, request: DraftRequest) -> None:
-        distribution = request.distribution
+        distribution, self._prompt = request.distribution, request.prompt
         self._noise = NoiseStream(0) if distribution is None else distribution.noise
-        self._prompt = request.prompt
         draft, self._cache = drafter.draft, None
         if isinstance(draft, LatentTarget):
             width = draft.copies * int(draft.model.config.hidden_size)
             self._cache = DraftCache(draft, width, len(request.prompt) + 256)
-        self._drafter = drafter
-        self._accept_rate = _TYPICAL
+        self._drafter, self._accept_rate = drafter, _TYPICAL
         self._drafted: list[int] = []
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:

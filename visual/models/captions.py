@@ -119,9 +119,6 @@ class TextEncoder:
 
 
 def _warn_of_length(counts: Sequence[int], length: int) -> None:
-    if max(counts) > length:  # without the text: Python remembers every warning
-        warnings.warn(
-            f"a prompt has {max(counts)} tokens; the model reads the first {length}.",
-            UserWarning,
-            stacklevel=3,
-        )
+    if max(counts) > length:
+        text = f"a prompt has {max(counts)} tokens; the model reads the first {length}."
+        warnings.warn(text, stacklevel=3)  # without the prompt: Python remembers every warning

@@ -71,8 +71,7 @@ class ImageTarget(CausalTarget):
     ) -> None:
         super().__init__(model)
         _check(model, conditions, guidance_scale, guidance_interval)
-        self.guidance_scale = float(guidance_scale)
-        self.guidance_interval = guidance_interval
+        self.guidance_scale, self.guidance_interval = float(guidance_scale), guidance_interval
         rows, length, hidden = conditions.conditions.shape
         self.condition_length = length
         self.vocab_size = codes or self.vocab_size

@@ -184,7 +184,11 @@ CASES = [
     ("serve --store answers", 2, "expected NAME=FOLDER"),
     ("serve --store answers=empty", 8, "holds no store"),
     ("serve --store answers=an.index", 8, "expected 'corpus'"),
-    ("serve --images tiles --images tiles", 2, "got --images tiles; expected each name once"),
+    (
+        "serve --images tiles --images tiles",
+        2,
+        "got --images tiles, tiles; expected each name once",
+    ),
     ("serve --images tile", 5, "Did you mean 'tiles'"),
     ("serve --drafter rest", 2, "rest got no store; expected one"),
     ("serve --drafter rapid", 2, "rapid got no draft model"),

@@ -9,7 +9,6 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.rules import Near, Path
-from ragspec.visual.latents.target import LatentTarget
 from tests.support import tiny_latents as models
 from tests.support.loops import draft_request
 
@@ -21,36 +20,27 @@ def smaller(seed: int = 7, dtype: torch.dtype = torch.float64, **changes: Any) -
     return models.model(seed, dtype, strength=0.1, hidden=16, head_width=12, **changes)
 
 
-def parse_drafter(
-    target: LatentTarget, instance: Any, rows: int = 1, **inputs: Any
-) -> LatentDrafter:
+def parse_drafter(target: Any, instance: Any, rows: int = 1, **inputs: Any) -> LatentDrafter:
     draft = models.target(instance, rows, target.guidance_scale, table=target.table)
     return LatentDrafter(draft, target, **inputs)
 
 
 def generate(
-    rule: Any,
-    rows: int = 3,
-    window: int = 6,
-    min_expected_gain: float = 0.0,
-    instance: Any = None,
-    **inputs: Any,
+    rule: Any, rows: int = 3, window: int = 6, gain: float = 0.0, draft: Any = None, **inputs: Any
 ) -> Any:
     target = models.target(models.model(strength=0.1), rows, scale=2.0)
-    drafter = parse_drafter(
-        target, instance or smaller(), rows, window=window, min_expected_gain=min_expected_gain
-    )
+    drafter = parse_drafter(target, draft or smaller(), rows, window=window, min_expected_gain=gain)
     return models.pictures(target, drafter, rule, rows, **inputs)
 
 
 def test_a_copy_of_the_target_is_always_right() -> None:
     same = models.model(strength=0.1)
-    latents, result = generate(Near(1e-9), instance=same)
+    latents, result = generate(Near(1e-9), draft=same)
     plain, _ = generate("walk", window=1)
     assert torch.allclose(latents, plain, atol=1e-9)
     assert all(each.report.accepted >= 0.5 * CODES for each in result)
     assert all(each.report.forward_passes <= 3 for each in result)  # 1, then windows of 6
-    selected, result = generate(Path(), instance=same)
+    selected, result = generate(Path(), draft=same)
     assert torch.allclose(selected, plain, atol=1e-9)
 
 
@@ -76,9 +66,9 @@ def test_a_draft_is_what_its_model_draws_alone() -> None:
 
 
 def test_chains_grow_with_what_is_preserved_and_end_with_the_picture() -> None:
-    latents, result = generate(Near(50.0), window=99, min_expected_gain=0.1)  # all are kept
+    latents, result = generate(Near(50.0), window=99, gain=0.1)  # all are kept
     sizes = [len(step.tree) for step in result[0].steps if len(step.tree)]
     assert sizes[0] == 3 and sum(sizes) < CODES  # 0.5, 0.25 and 0.125 are worth it
-    _, none = generate(Near(0.0), window=99, min_expected_gain=0.1)  # none is
+    _, none = generate(Near(0.0), window=99, gain=0.1)  # none is
     assert min(len(step.tree) for step in none[0].steps[1:-1]) == 1
     assert latents.shape[1] == CODES
