@@ -79,13 +79,10 @@ class Conversation(Answerer):
         self.turns = []
 
     def search(self, question: str, *, refuse: bool = True) -> SearchResult:
-        """Return the passages that a turn adds, and why it is refused if it is."""
+        """Return the passages of a turn, known ones too, and why it is refused if it is."""
         before = self.turns[-1].question if self.turns else None
         search, extracts = partial(super().search, refuse=refuse), self.template.extracts
-        result = search_turn(search, question, before, extracts=extracts)
-        known = {_place(hit) for turn in self.turns for hit in turn.hits}
-        new = [hit for hit in self.read_hits(result) if _place(hit) not in known]
-        return result if result.refused else replace(result, hits=new)
+        return search_turn(search, question, before, extracts=extracts)
 
     def unasked(self, question: str, result: SearchResult) -> Answer | None:
         """Return the answer without the model, see `Answerer`; add an extract to the turns."""
@@ -97,9 +94,8 @@ class Conversation(Answerer):
     def _write(self, question: Question) -> Answer:
         """Answer one turn, and add it to the conversation unless it has no tokens."""
         text, options = question.text, question.options
-        prompt, turn, dropped = self._fitted(
-            text, list(question.search.hits), options["max_new_tokens"]
-        )
+        hits = self.read_hits(question.search)
+        prompt, turn, dropped = self._fitted(text, hits, options["max_new_tokens"])
         # A stream keeps the text of an interrupted turn.
         stream = question.stream or (lambda piece: None)
         streamed = replace(question, stream=stream, options={"stop": (), **options})
@@ -110,16 +106,19 @@ class Conversation(Answerer):
             facts["dropped_turns"] = dropped
         return self.answer_of(question, prompt, generation, **facts)
 
-    def _fitted(self, text: str, hits: list[Hit], new: int) -> tuple[Prompt, Turn, int]:
+    def _fitted(self, text: str, hits: Sequence[Hit], new: int) -> tuple[Prompt, Turn, int]:
         """Return the prompt, the turn, and the number of oldest turns to drop for it.
 
-        If the turn does not fit alone, its last passages are left out.
+        The turn has the passages that the turns before it do not have. If it does not fit alone,
+        its last passages are left out.
         """
         limit = self.engine.target.max_length
         dropped = 0
         while True:
-            turn = self._turn(text, hits)
-            prompt = self._prompt([*self.turns[dropped:], turn])
+            turns = self.turns[dropped:]
+            known = {_place(hit) for turn in turns for hit in turn.hits}
+            turn = self._turn(text, [hit for hit in hits if _place(hit) not in known])
+            prompt = self._prompt([*turns, turn])
             room = len(prompt.token_ids) if limit is None else limit - new
             if 0 < dropped < len(self.turns):
                 room = int(room * (1.0 - FREED))

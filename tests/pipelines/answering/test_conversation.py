@@ -81,10 +81,8 @@ def test_passages_of_one_source_are_separate() -> None:
         return [("The dog eats." if "dog" in query else "The cat naps.", 1.0, {"source": "pets"})]
 
     talk = Conversation(engine(), DocQA(search), top_k=1)
-    passages = [
-        talk.ask(what, max_new_tokens=2).passages for what in ("dog?", "cat?", "dog again?")
-    ]
-    assert [len(each) for each in passages] == [1, 1, 0]
+    replies = [talk.ask(what, max_new_tokens=2) for what in ("dog?", "cat?", "dog again?")]
+    assert [len(reply.passages) for reply in replies] == [1, 1, 0]
 
 
 def test_what_was_quoted_is_cited_from_the_passage_it_stands_in(documents: DocQA) -> None:
@@ -147,6 +145,14 @@ def test_the_oldest_turns_leave_when_the_context_is_full() -> None:
     assert sum(left) + len(talk.turns) == 9
     assert any(left) and not all(left[4:]), "a quarter is freed, so that not every turn pays"
     assert all(known > 0 for known, gone in zip(selected[1:], left[1:], strict=True) if not gone)
+
+
+def test_a_passage_that_leaves_with_its_turn_is_added_again(documents: DocQA) -> None:
+    talk = Conversation(engine(length=560), documents, top_k=1, prompt="quote")
+    while not (reply := talk.ask("What does the cat eat?", max_new_tokens=24)).dropped_turns:
+        assert len(reply.passages) == (len(talk.turns) == 1)
+    assert [hit.document.name for hit in reply.passages] == ["pets.md"]
+    assert "[2] Pets\nThe cat sleeps" in reply.prompt.text and "[1]" not in reply.prompt.text
 
 
 def test_a_turn_that_does_not_fit_leaves_passages_out_or_is_refused(documents: DocQA) -> None:
