@@ -25,12 +25,8 @@ from ragspec.types import Tokenizer
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
-PARTS = re.compile(
-    r"\s*(?:Evidence:)?\s*(?:\[(?P<passage>\d+)\])?\s*(?P<evidence>\S.*?)?\s*"
-    r"(?:^|\n)[ \t]*Answer:[ \t]*(?P<answer>\S.*?)?\s*$",
-    re.S,
-)
-QUOTED = re.compile(r"\s*(?:Evidence:)?\s*(?:\[\d+\])?\s*(?P<evidence>\S.*?)?\s*$", re.S)
+LABELS = re.compile(r"\A\s*(?:Evidence:)?\s*(?:\[\d+\])?")
+ANSWER = re.compile(r"^[ \t]*Answer:", re.M)
 TWO_LINES = (
     "Answer the question from the numbered passages alone, in two lines. Line one: 'Evidence: "
     "[k] ' and the sentence of passage k that holds the answer, copied word for word. Line two: "
@@ -135,10 +131,10 @@ class PromptTemplate:
 
     def parts(self, text: str) -> tuple[str, str]:
         """Return the evidence and the answer proper of a text, "" for what it lacks."""
-        form = PARTS if self.two_lines else QUOTED if self.one_sentence else None
-        match = form.match(text) if form else None
-        parts = match.groupdict("") if match else {}
-        return parts.get("evidence", ""), parts.get("answer", "")
+        evidence, *answer = ANSWER.split(text, 1) if self.two_lines else [text]
+        if not (answer or self.one_sentence):
+            return "", ""
+        return LABELS.sub("", evidence).strip(), "".join(answer).strip()
 
 
 def is_chat(tokenizer: Tokenizer) -> bool:
