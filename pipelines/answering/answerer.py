@@ -14,15 +14,13 @@ from typing import Any, Self, cast
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import Stream
-from ragspec.engine.prompts import well_formed
 from ragspec.engine.request import check_options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.citations import find_evidence
-from ragspec.pipelines.answering.prompt import Prompt
+from ragspec.pipelines.answering.prompt import Prompt, clean_question
 from ragspec.pipelines.answering.template import (
     PromptTemplate,
-    expect_question,
     find_template,
     reads_sentences,
     suited,
@@ -151,8 +149,7 @@ class Answerer(ABC):
             raise InputError(f"got {sampling!r} as sampling; expected a Sampling, or None.")
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
-        expect_question(question)
-        question, most = well_formed(question), checked_count(max_new_tokens, "max_new_tokens")
+        question, most = clean_question(question), checked_count(max_new_tokens, "max_new_tokens")
         began = time.perf_counter()
         result = self.search(question, refuse=refuse)
         milliseconds = (time.perf_counter() - began) * 1000
@@ -173,9 +170,9 @@ class Answerer(ABC):
 
         It is refused if no sentence of the best 5 passages reaches `LEAST_SCORE`.
         """
+        question = " ".join(clean_question(question).split())
         if self.retriever is None:
             return SearchResult()
-        question = " ".join(question.split())
         if isinstance(self.retriever, PassageIndex):
             many = max(self.top_k, JUDGED)
             hits = unique(self.retriever.search(question, COPIES * many))[:many]
@@ -199,6 +196,7 @@ class Answerer(ABC):
 
     def over(self, engine: Engine) -> Self:
         """Return this answerer with another engine."""
+        expect_engine(engine)
         other = copy.copy(self)
         other._engine = engine
         return other

@@ -23,6 +23,7 @@ from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
+from ragspec.sampling.settings import checked_count
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -113,8 +114,8 @@ class DocQA(Answerer):
 
     def prompt(self, question: str, *, max_new_tokens: int = NEW_TOKENS) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
-        hits = self.read_hits(self.search(question))
-        return self.prompt_over(question, hits, max_new_tokens)
+        most = checked_count(max_new_tokens, "max_new_tokens")
+        return self.prompt_over(question, self.read_hits(self.search(question)), most)
 
     def prompt_over(self, question: str, hits: Sequence[Hit], max_new_tokens: int) -> Prompt:
         """Return the prompt over passages, of which the last are left out if they do not fit."""

@@ -19,7 +19,7 @@ from ragspec.engine.request import check_options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
-from ragspec.pipelines.answering.prompt import Prompt, passage_first
+from ragspec.pipelines.answering.prompt import Prompt, clean_question, passage_first
 from ragspec.pipelines.answering.strides import (
     IN_CALLS,
     FinalText,
@@ -143,9 +143,8 @@ class IterativeRag(Answerer):
 
     def search(self, question: str, *, refuse: bool = True) -> SearchResult:
         """Judge a question; the strides search for its passages."""
-        if not self.judges:
-            return SearchResult()
-        return super().search(question, refuse=refuse)
+        question = clean_question(question)
+        return super().search(question, refuse=refuse) if self.judges else SearchResult()
 
     def _write(self, question: Question) -> Answer:
         began = time.perf_counter()

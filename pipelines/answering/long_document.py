@@ -19,7 +19,7 @@ from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question, expect_engine
 from ragspec.pipelines.answering.chunks import Chunks
-from ragspec.pipelines.answering.prompt import Prompt, led_by, passage_first, placed
+from ragspec.pipelines.answering.prompt import Prompt, clean_question, led_by, passage_first, placed
 from ragspec.pipelines.answering.saved_document import SavedDocument, open_document, save_document
 from ragspec.pipelines.answering.template import PromptTemplate, find_template, suited
 from ragspec.retrievers.search.dense import EmbedderSpec
@@ -160,16 +160,16 @@ class LongDocument(Answerer):
         """Write the prefilled document to a folder completely, or raise StoreError."""
         about = (self.document, self.template, self.token_range)
         saved = SavedDocument(*about, self.prefix.token_ids, self._layers())
-        save_document(Path(path), saved, self.engine)
+        save_document(expect_path(path, "the saved document"), saved, self.engine)
 
     def over(self, engine: Engine) -> Self:
         """Return the document with another engine over the same target."""
+        other = super().over(engine)
         if engine.target is not self.engine.target:
             raise InputError("got an engine over another model; expected one over the same target.")
         layers: Layers = {}
         if engine.scheduler is not self.engine.scheduler:  # a prefix cache of its own
             layers = {n: (k.clone(), v.clone()) for n, (k, v) in self._layers().items()}
-        other = super().over(engine)
         other._hold(layers)
         return other
 
@@ -199,7 +199,7 @@ class LongDocument(Answerer):
 
     def search(self, question: str, *, refuse: bool = True) -> SearchResult:
         """Return the document's sentences that answer a question best."""
-        return SearchResult((), tuple(rank_sentences(question, [self.hit])))
+        return SearchResult((), tuple(rank_sentences(clean_question(question), [self.hit])))
 
     def _write(self, question: Question) -> Answer:
         text, options = question.text, question.options

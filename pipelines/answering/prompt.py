@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
-from ragspec.engine.prompts import anchored
+from ragspec.engine.prompts import anchored, well_formed
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.template import WORDINGS, PromptTemplate, expect_question, is_chat
 from ragspec.retrievers.search.fusion import Hit
@@ -68,7 +68,7 @@ def build_prompt(
     """
     if tokenizer is None:
         raise InputError("The engine has no tokenizer; expected one with it.")
-    expect_question(question)
+    question = clean_question(question)
     if not hits:
         raise InputError("The search found no passage for the question; put it in other words.")
     count = len(hits)
@@ -85,6 +85,12 @@ def build_prompt(
         most = ends.get(count - 1, 0) - excess
         fit = [hit + 1 for hit in range(count - 1) if ends.get(hit, most + 1) <= most]
         count = max(fit, default=1)
+
+
+def clean_question(question: str) -> str:
+    """Return a question as tokenizers accept it; raise InputError for no text and a blank one."""
+    expect_question(question)
+    return well_formed(question)
 
 
 def lay_out(tokenizer: Tokenizer, prompt: Prompt, template: PromptTemplate) -> Prompt:
@@ -143,7 +149,7 @@ def led_by(
     The text up to there does not depend on the question. The end is 0 if the template changed the
     passage.
     """
-    passages = passages_of([hit], tokenizer)
+    passages, question = passages_of([hit], tokenizer), clean_question(question)
     text = template.write(tokenizer, mark_special_tokens(question, tokenizer), passages)
     at = text.find("\n" + passages[0][1])
     return text, at + 1 + len(passages[0][1]) if at >= 0 else 0

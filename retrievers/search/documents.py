@@ -253,7 +253,7 @@ def read_bytes(path: Path) -> bytes:
     if not path.exists():
         raise DocumentError(f"{path} is missing; check the path.")
     if not path.is_file():
-        raise DocumentError(f"{path} is not a regular file; name a file or a folder.")
+        raise DocumentError(f"{path} is not a regular file; name one.")
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:

@@ -268,7 +268,7 @@ class PassageIndex:
             InputError: An index is there, and `replace` is false.
             StoreError: The folder is of another kind or cannot be written.
         """
-        publish(Path(path), KIND, self.write, replace=replace)
+        publish(expect_path(path, "the index"), KIND, self.write, replace=replace)
 
     def write(self, folder: Path) -> Contents:
         """Write the files of the index into a folder, for `publish`; return its contents."""

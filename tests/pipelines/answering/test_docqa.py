@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from ragspec import Engine, Sampling
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.models.resolve import STARTER
-from ragspec.pipelines import DocQA
+from ragspec.pipelines import DocQA, IterativeRag
 from ragspec.reports.generation import Generation, count_sources, report_of
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
@@ -239,10 +240,17 @@ def test_a_quotation_from_a_pdf_names_its_page(folder: Path, embedder: Path) -> 
 
 def test_arguments_of_another_type_are_refused_at_once(folder: Path, embedder: Path) -> None:
     qa = DocQA.from_documents(folder, engine=ScriptedEngine("x"), embedder=embedder)  # type: ignore[arg-type]
-    for question in (None, 5, "", " "):
+    doors: Any = (qa.ask, qa.search, qa.prompt, IterativeRag(qa.engine, lambda query: []).search)
+    for question, door in product((None, 5, "", " "), doors):
         with pytest.raises(InputError, match="empty or no text"):
-            qa.ask(question)  # type: ignore[arg-type]
+            door(question)
     assert qa.ask("Which \ud83d is it?").question == "Which \ufffd is it?"
+    assert qa.search("\ud83d draft?") == qa.search("\ufffd draft?")
+    assert "\ufffd draft?" in qa.prompt("\ud83d draft?").text
+    with pytest.raises(InputError, match="max_new_tokens is 'x'"):
+        qa.prompt("draft?", max_new_tokens="x")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="got 5 as the index; expected a path"):
+        qa.save(5)  # type: ignore[arg-type]
     wrong: Any
     wrong = {"sampling": "hot", "max_new_tokens": None, "foo": 1, "stream": 5, "on_search": 5}
     for name, value in (wrong | {"refuse": "no", "texts": 5, "spans": [(0, 1, 0, 0)]}).items():

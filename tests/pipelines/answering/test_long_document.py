@@ -123,9 +123,8 @@ def test_answers_quote_the_document_and_stream(tmp_path: Path) -> None:
 def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
     small = engine(max_position_embeddings=512)
     long = text_file(tmp_path, "a walk of the tree and so on. " * 60)
-    with pytest.raises(
-        PromptTooLongError, match=r"fit: read a part of it \(token_range=\(0, "
-    ) as error:
+    message = r"fit: read a part of it \(token_range=\(0, "
+    with pytest.raises(PromptTooLongError, match=message) as error:
         LongDocument.open(long, small)
     fits = int(str(error.value).split("token_range=(0, ")[1].split(")")[0])
     opened = LongDocument.open(long, small, token_range=(0, fits))
@@ -161,6 +160,11 @@ def test_an_engine_over_another_model_is_refused(selected: Path) -> None:
     opened = LongDocument.open(selected, engine())
     with pytest.raises(InputError, match="another model"):
         opened.over(engine())
+    doors: dict[Any, str] = {opened.over: "an Engine", opened.save: "a path"}
+    for door, expected in (doors | {opened.search: "no text", opened.prompt: "no text"}).items():
+        with pytest.raises(InputError, match=expected):
+            door(5)
+    assert "\ufffd" in opened.prompt("\ud83d?").text and opened.search("\ud83d?").sentences
 
 
 def test_a_preserved_document_of_something_else_is_refused(selected: Path, tmp_path: Path) -> None:
@@ -171,7 +175,7 @@ def test_a_preserved_document_of_something_else_is_refused(selected: Path, tmp_p
         LongDocument.open(selected, Engine(other, tiny.tokenizer(), None))
     with pytest.raises(InputError, match="saved with its own"):
         LongDocument.open(selected, engine(), token_range=(0, 3))
-    with pytest.raises(RagspecError):
+    with pytest.raises(RagspecError, match="not a regular file; name one"):
         LongDocument.open(tmp_path, engine())
 
 
