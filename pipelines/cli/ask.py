@@ -127,17 +127,18 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
     arguments: dict[str, Any] = {"refuse": not options.no_refusal, **text.read_prediction()}
     terminal = Terminal(quiet=text.output.json)
     qa = options.documents.open(terminal)
+    skipped = [asdict(each) for each in qa.skipped]
     if options.documents.prompt == EXTRACT:
-        extract = qa.ask(question, refuse=not options.no_refusal)
+        stream = terminal.piece if text.output.streams else None
+        extract = qa.ask(question, refuse=not options.no_refusal, stream=stream)
         if extract.refused:
             note_sentences(extract.sentences, terminal)
-        return show(answer_result(question, extract), text.output, terminal)
+        return show(answer_result(question, extract, skipped=skipped), text, terminal)
     with terminal.working("loading the model"):
         engine = text.engine.load_engine(text.stores)
     if text.output.compare:
         over(qa, engine, False).ask(question, max_new_tokens=WARM_UP_TOKENS, **arguments)
         engine.prefix_cache.clear()
-    skipped = [asdict(each) for each in qa.skipped]
     ask_and_show(options, engine, partial(over, qa), arguments, terminal, skipped=skipped)
 
 
@@ -168,9 +169,8 @@ def ask_and_show(
         every: dict[str, Any] = arguments | more
         if not plain:
             every["on_search"] = lambda result: note_sentences(result.sentences, terminal)
-        outcome = answer_result(question, over(engine, plain).ask(question, sampling, **every))
-        outcome.fields |= facts
-        return outcome
+        reply = over(engine, plain).ask(question, sampling, **every)
+        return answer_result(question, reply, **facts)
 
     run_and_show(write, engine, text, terminal)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ragspec.pipelines.answering.answer import Answer
     from ragspec.reports.generation import Generation
     from ragspec.retrievers.search.sentences import Sentence
+    from ragspec.sampling.decoding import Decodes
     from ragspec.sampling.settings import Sampling
 
 INTERRUPTED = 130
@@ -33,6 +34,7 @@ class Result:
         documents: Names of the texts that drafts may come from, by number.
         extra: Fields of the header of a trace.
         answer: The answer if there are documents.
+        comparison: The comparison with a plain run if there is one.
     """
 
     generation: Generation
@@ -40,6 +42,7 @@ class Result:
     documents: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
     answer: Answer | None = None
+    comparison: Comparison | None = None
 
 
 # Writes the text of a request with an engine, also in part if it is interrupted. The last argument
@@ -56,22 +59,10 @@ def run_and_show(
         on_text = terminal.piece if output.streams else discard
         outcome = write(engine, sampling, on_text, on_read, False)
     interrupted = outcome.generation.finish_reason == "cancelled"
-    comparison = None
     if output.compare and outcome.generation.tokens and not interrupted:
-        comparison = _compare(write, engine, sampling, outcome, terminal)
-        interrupted = comparison is None
-    show(outcome, output, terminal, comparison)
-    if output.trace is not None:  # last: a full disk must not cost the answer
-        from ragspec.reports.trace import write_trace
-
-        write_trace(
-            output.trace,
-            outcome.generation,
-            engine.tokenizer,
-            model=text.engine.model,
-            documents=outcome.documents,
-            extra=outcome.extra | ({"compare": asdict(comparison)} if comparison else {}),
-        )
+        outcome.comparison = _compare(write, engine, sampling, outcome, terminal)
+        interrupted = outcome.comparison is None
+    show(outcome, text, terminal, engine.tokenizer)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -95,9 +86,9 @@ def _compare(
     return compare(engine, outcome.generation, plain, sampling)
 
 
-def answer_result(question: str, answer: Answer) -> Result:
-    """Return an answer over documents as a `Result`."""
-    fields = answer.to_dict()
+def answer_result(question: str, answer: Answer, **facts: object) -> Result:
+    """Return an answer over documents as a `Result`, with further fields."""
+    fields = answer.to_dict() | facts
     quotes = [
         record | {"text": answer.text[record["answer_start"] : record["answer_end"]]}
         for record in fields["citations"]
@@ -110,29 +101,46 @@ def answer_result(question: str, answer: Answer) -> Result:
     return Result(answer.generation, fields, names, extra, answer)
 
 
-def show(
-    outcome: Result, output: OutputOptions, terminal: Terminal, comparison: Comparison | None = None
-) -> None:
-    """Show a text, its sources, and its figures if a model wrote it."""
-    report, answer = outcome.generation.report, outcome.answer
-    by_model = report.finish_reason != "extracted"
+def show(outcome: Result, text: TextOptions, terminal: Terminal, tokenizer: Decodes = str) -> None:
+    """Show a text, and write its trace on --trace; an extract has no tokens to decode for it."""
+    report, comparison = outcome.generation.report, outcome.comparison
+    compared = {} if comparison is None else {"compare": asdict(comparison)}
     record = outcome.fields | {"label": report.label, "report": report.to_dict()}
-    terminal.json(record | ({"compare": asdict(comparison)} if comparison else {}))
+    terminal.json(record | compared)
+    _show_text(outcome, text.output, terminal)
+    if text.output.trace is not None:  # last: a full disk must not cost the answer
+        from ragspec.reports.trace import write_trace
+
+        write_trace(
+            text.output.trace,
+            outcome.generation,
+            tokenizer,
+            model=text.engine.model,
+            documents=outcome.documents,
+            extra=outcome.extra | compared,
+        )
+
+
+def _show_text(outcome: Result, output: OutputOptions, terminal: Terminal) -> None:
+    """Show a text, its sources, and its figures if a model wrote it."""
+    report, answer, comparison = outcome.generation.report, outcome.answer, outcome.comparison
     if answer is not None and answer.refused is not None:
         terminal.line(answer.text)
         note_end(answer, terminal)
         nearest = "the nearest sentences are above; " if answer.sentences else ""
         terminal.note(f"{nearest}--no-refusal calls the model anyway")
         return
-    terminal.line("" if by_model and output.streams else outcome.generation.text)
+    terminal.line("" if output.streams else outcome.generation.text)
     if answer is not None:
         _note_sources(answer, terminal)
     if outcome.generation.finish_reason == "cancelled":
         terminal.note("interrupted; the text so far is kept")
     elif output.compare and comparison is None and outcome.generation.tokens:
         terminal.note("interrupted while decoding plainly; there is no comparison")
-    if by_model:
+    if report.finish_reason != "extracted":
         terminal.note(report.summary())
+    elif output.compare:
+        terminal.note("no model was called: there is nothing to compare")
     if comparison is not None:
         terminal.note(comparison.summary(), "bold")
 

@@ -114,8 +114,21 @@ def test_a_prompt_file_is_used_and_an_answer_without_a_quotation_says_so(
     err = output_of(capsys, *requests, "-s", "prompt=answer", "--max-new-tokens", "3").err
     assert "no one sentence surely speaks of" in err and "cut at the limit" in err
     extract = run(capsys, *requests, "-s", "prompt=extract", "-s", "top-passages=1")
-    assert len(extract["passages"]) == 1
+    assert len(extract["passages"]) == 1 and extract["skipped"] == []
     assert "answer" in output_of(capsys, *requests, "-s", "prompt=anser", code=2).err
+
+
+@pytest.mark.parametrize("command", ["ask", "ask-iterative", "ask-long"])
+def test_an_extract_is_shown_once_and_has_a_trace(
+    command: str, index: str, model: str, report: str, tmp_path: Path, capsys: Capture
+) -> None:
+    documents = ["--doc", report] if command == "ask-long" else ["--docs", index]
+    inputs = [command, "What does the walk keep?", *documents, "-m", model, "-s", "prompt=extract"]
+    text, trace = run(capsys, *inputs)["answer"], tmp_path / "t.jsonl"
+    assert output_of(capsys, *inputs).out == f"{text}\n"
+    out, err = output_of(capsys, *inputs, "--compare", "--trace", trace)
+    assert out == f"{text}\n" and "nothing to compare" in err
+    assert json.loads(trace.read_text().splitlines()[0])["sentences"][0]["text"] in text
 
 
 def test_a_predicted_answer_is_copied(index: str, model: str, capsys: Capture) -> None:
@@ -284,17 +297,11 @@ def test_a_model_reads_the_chunks(model: str, report: str, tmp_path: Path, capsy
     assert plain["compare"]["equal"] and plain["report"]["drafted_by_source"]["rapid"] > 0
 
 
-def test_a_saved_document_streams(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
-    keep = str(tmp_path / "prefix_cache")
-    inputs = ["ask-long", "What?", "--doc", report, "--save-cache", keep, "--model", model]
-    out, err = output_of(capsys, *inputs, "--max-new-tokens", "12")
-    assert out.strip() and "saved in" in err
-
-
 def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
     keep = str(tmp_path / "prefix_cache")
     base = ["ask-long", "What?", "--model", model, "--max-new-tokens", "5"]
-    assert main([*base, "--doc", report, "--save-cache", keep, "--json"]) == 0
+    out, err = output_of(capsys, *base, "--doc", report, "--save-cache", keep)
+    assert out.strip() and "saved in" in err
     for more, message in (
         (["--doc", str(tmp_path)], "Invalid value"),
         (["--doc", report, "--save-cache", str(tmp_path)], "holds other files"),
