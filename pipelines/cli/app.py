@@ -3,6 +3,7 @@
 import errno
 import sys
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,9 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--debug" in words:
         words = ["--debug", *(word for word in words if word != "--debug")]
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
+    sys.stdin = sys.stdin or StringIO()  # None if the caller closed it
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?"
+            stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "replace")
     try:
         app(args=words, prog_name="ragspec")
     except SystemExit as end:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ragspec.errors import InputError, RagspecError, pluralize
+from ragspec.errors import RagspecError, pluralize
 from ragspec.pipelines.answering.template import expect_question
 from ragspec.pipelines.cli.show import note_end, note_sentences, note_support
 from ragspec.pipelines.console import checks
@@ -110,7 +110,7 @@ class ChatSession:
         for citation in reply.citations:
             terminal.note(f"  [{citation.passage}] {citation.document}, {citation.place}")
         if self.conversation.retriever is not None and reply.refused is None:
-            if reply.passages or reply.citations:
+            if reply.sentences or reply.citations:
                 note_support(reply, terminal)
             else:
                 terminal.note("no passage was found: the model had the conversation alone")
@@ -134,11 +134,7 @@ class ChatSession:
 def read_lines() -> Iterator[str]:
     """Yield the lines that the user types; without a terminal those of standard input."""
     if not sys.stdin.isatty():
-        try:
-            for line in sys.stdin:
-                yield line.rstrip("\n")
-        except UnicodeDecodeError as error:
-            raise InputError(f"Expected text in UTF-8 on standard input ({error}).") from error
+        yield from sys.stdin
         return
     import readline  # noqa: F401 - gives `input` a history and editing
 

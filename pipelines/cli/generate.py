@@ -77,7 +77,8 @@ class GenerateOptions:
 def generate(options: GenerateOptions) -> None:
     """Continue a text, or with --chat answer it, without documents."""
     text, knn, content = options.text, options.knn, options.prompt
-    content = _standard_input() if content == "-" else content
+    if content == "-":  # the line break that ends a file or an echo is not part of the text
+        content = checks.checked_text(sys.stdin.read().removesuffix("\n"))
     arguments: dict[str, Any] = {"stop": options.stops(), **text.read_prediction()}
     arguments["max_new_tokens"] = text.sampling.max_new_tokens
 
@@ -115,11 +116,3 @@ def generate(options: GenerateOptions) -> None:
         return Result(generation, fields, extra={"prompt": content})
 
     run_and_show(write, engine, text, terminal)
-
-
-def _standard_input() -> str:
-    try:
-        # The line break that ends a file or an echo is not part of the text.
-        return checks.checked_text(sys.stdin.read().removesuffix("\n"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"Expected text in UTF-8 on standard input ({error}).") from error
