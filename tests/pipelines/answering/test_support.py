@@ -16,6 +16,7 @@ TEXTS = (
     "The filter must not be washed with hot water.",
     "The warranty of the pump ends after three years. Its colour is red.",
 )
+WARRANTY = "After how many years does the warranty of the pump end?"
 
 
 def asked(question: str, script: str) -> Any:
@@ -28,16 +29,8 @@ def asked(question: str, script: str) -> Any:
 @pytest.mark.parametrize(
     ("question", "script", "support"),
     [
-        (
-            "After how many years does the warranty of the pump end?",
-            "Ending after three.",
-            "supported",
-        ),
-        (
-            "After how many years does the warranty of the pump end?",
-            "Ending after five.",
-            "unsupported",
-        ),
+        (WARRANTY, "Ending after three.", "supported"),
+        (WARRANTY, "Ending after five.", "unsupported"),
         ("What does E07 mean?", f'E07 is a faulty pump: "{TEXTS[1]}"', "quoted"),
         ("What does E07 mean?", "E07 means that the pressure is too high.", "unsupported"),
         ("What does E07 mean?", TEXTS[0], "quoted"),

@@ -162,14 +162,10 @@ def test_repairs_are_counted_and_reported(instance: tuple[str, Path, str], capsy
     out, folder, embedder = instance
     build = ["index", "build", str(folder), "--out", out, "--replace", "--embedder", embedder]
     add = ["index", "add", out, str(folder)]
-    for number, command in enumerate(
-        (add, ["index", "refresh", out], build, ["index", "info", out])
-    ):
-        for name, report, result in (
-            ("a", [], "index info"),
-            ("b", ["--report"], "cp1252 was guessed"),
-        ):
-            (folder / f"{name}{number}.txt").write_bytes(b"Gr\xf6\xdfe")
+    commands = (add, ["index", "refresh", out], build, ["index", "info", out])
+    for number, command in enumerate(commands):
+        for report, result in ([], "index info"), (["--report"], "cp1252 was guessed"):
+            (folder / f"{len(report)}{number}.txt").write_bytes(b"Gr\xf6\xdfe")
             err = output_of(capsys, *command, *report).err
             assert result in err and ("cp1252" in err) is bool(report)
 
