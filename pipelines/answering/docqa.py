@@ -15,6 +15,7 @@ from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, EmbedderSpec, load
 from ragspec.retrievers.search.documents import (
     Collection,
     Document,
+    Paths,
     ProgressCallback,
     Skipped,
     load_documents,
@@ -24,8 +25,6 @@ from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
 from ragspec.sampling.settings import checked_count
-
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 class PromptSettings(TypedDict, total=False):

@@ -12,8 +12,9 @@ import numpy as np
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.docqa import DocQA, Paths
+from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.registry import for_extra
+from ragspec.retrievers.search.documents import Paths
 from ragspec.sampling.settings import Sampling, seeded
 
 if TYPE_CHECKING:

@@ -138,7 +138,7 @@ class CorpusIndex:
         flush_tokens: int = FLUSH_TOKENS,
         max_tokens: int | None = None,
     ) -> CorpusIndex:
-        """Open a corpus to read and to append to.
+        """Open a corpus; raise StoreError if it is missing, damaged or does not fit.
 
         Args:
             tokenizer, model: What the corpus must have been made with, None for anything. Text that
@@ -146,9 +146,6 @@ class CorpusIndex:
             verify: "full" hashes every file; "size" compares sizes, which misses changed bytes.
             flush_tokens: Appended tokens that are written together.
             max_tokens: Most appended tokens to keep, None for all; the oldest segments go first.
-
-        Raises:
-            StoreError: The corpus is missing, damaged, or made with another tokenizer or model.
         """
         root = Path(path)
         view = open_view(root, verify)

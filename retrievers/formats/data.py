@@ -96,7 +96,7 @@ def read_notebook(path: Path, data: bytes) -> Extract:
             (
                 cell["cell_type"],
                 "".join(cell["source"] if "source" in cell else cell["input"]),
-                *(o.get("data", o) for o in cell.get("outputs", ())),
+                *(dict(o.get("data") or o) for o in cell.get("outputs") or ()),
             )
             for sheet in sheets
             for cell in sheet.get("cells", ())
@@ -114,8 +114,8 @@ def read_notebook(path: Path, data: bytes) -> Extract:
 
 def output_text(forms: dict[str, Any]) -> str:
     """Return the text of an output: a table of its page, else its plain text, else an error."""
-    page = "".join(forms.get("text/html", ""))
-    plain = "".join(forms.get("text/plain", forms.get("text", "")))
+    page = "".join(map(str, forms.get("text/html") or ""))
+    plain = "".join(map(str, forms.get("text/plain", forms.get("text")) or ""))
     if page and ("<table" in page or not plain):
         return read_html(page).text
-    return plain or ": ".join(forms[name] for name in ("ename", "evalue") if name in forms)
+    return plain or ": ".join(str(forms[name]) for name in ("ename", "evalue") if forms.get(name))

@@ -114,14 +114,14 @@ def _decoded(data: bytes, has_controls: bool) -> tuple[str, str]:
     for mark, marked in MARKS:
         if data.startswith(mark):
             return data.decode(marked, "replace"), ""
-    text = _strict(data, "utf-8")
+    text = strict(data, "utf-8")
     if text is not None and not has_controls:
         return text, ""
     codec = _declared(data)
     if codec and codec != "utf-8" and (text is None or codec.startswith("iso2022")):
         return data.decode(codec, "replace"), ""
     for escapes in ("iso2022_jp", "iso2022_kr"):
-        if b"\x1b$" in data and (escaped := _strict(data, escapes)):
+        if b"\x1b$" in data and (escaped := strict(data, escapes)):
             return escaped, escapes
     if (text is None or _is_odd(text)) and (wide := _utf16(data)):
         return wide, "UTF-16"
@@ -153,24 +153,31 @@ def _is_other(line: bytes) -> bool:
     return bool(broken) and len(text.encode("ascii", "ignore")) + 2 * broken >= len(text)
 
 
-def _strict(data: bytes, codec: str) -> str | None:
+def strict(data: bytes, codec: str) -> str | None:
+    """Return the text of bytes, None if they or the codec are invalid."""
     try:
         return data.decode(codec)
-    except UnicodeDecodeError:
+    except (LookupError, UnicodeError):
         return None
+
+
+def codec_of(name: str) -> str:
+    """Return the codec that a file means by a name, "" if Python has none of text for it."""
+    try:
+        codec = codecs.lookup(name).name
+        b" ".decode(codec, "replace")  # refuses codecs that are not of text
+    except (LookupError, ValueError):
+        return ""
+    return WIDER.get(codec, codec)
 
 
 def _declared(data: bytes) -> str:
     """Return the codec that a page, an XML file or a source declares, if Python has it."""
     head = data[:4096]
     match = DECLARED.search(head) if b"coding" in head or b"charset" in head.lower() else None
-    try:
-        name = codecs.lookup(match[match.lastindex or 0].decode()).name if match else ""
-        "".encode(name or "utf-8")  # refuses codecs that are not of text
-    except (LookupError, UnicodeDecodeError):
-        return ""
+    codec = codec_of(match[match.lastindex or 0].decode("latin-1")) if match else ""
     # ASCII can be read, so that it is not UTF-16, whatever it declares.
-    return "utf-8" if name.startswith("utf-") else WIDER.get(name, name)
+    return "utf-8" if codec.startswith("utf-") else codec
 
 
 def _is_odd(text: str) -> bool:
@@ -182,7 +189,7 @@ def _utf16(data: bytes) -> str:
     """Return the text of UTF-16 without a mark: the order that has spaces and no odd characters."""
     if len(data) % 2 or b"\0" not in data[:SAMPLE]:
         return ""
-    texts = (_strict(data, codec) or "" for codec in ("utf-16-le", "utf-16-be"))
+    texts = (strict(data, codec) or "" for codec in ("utf-16-le", "utf-16-be"))
     plain = [
         text
         for text in texts

@@ -154,9 +154,10 @@ def read_epub(path: Path, data: bytes) -> Extract:
         container = etree.fromstring(archive.read("META-INF/container.xml"), parser)
         package = container.xpath("string(//@full-path)")
         root = etree.fromstring(archive.read(package), parser)
-        hrefs = {item.get("id"): unquote(item.get("href")) for item in root.iterfind(".//{*}item")}
-        spine = [hrefs[each.get("idref")] for each in root.iterfind(".//{*}itemref")]
-        places = [normpath(join(dirname(package), href)) for href in spine]
+        items = root.iterfind(".//{*}item[@href]")
+        hrefs = {item.get("id"): unquote(item.get("href")) for item in items}
+        spine = [each.get("idref", "") for each in root.iterfind(".//{*}itemref")]
+        places = [normpath(join(dirname(package), hrefs.get(each, each))) for each in spine]
         chapters = [(place, archive.read(place)) for place in places if place in names]
         title = " ".join((root.findtext(".//{*}title") or "").split())
     notes += [f"the chapter {clean(place)} is missing" for place in places if place not in names]
@@ -195,7 +196,7 @@ def number(root: _Element) -> None:
             while len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:
                 place = place[0]
             label = label.upper() if kind.isupper() else label
-            place.text = f"{label}. {(place.text or '').lstrip()}"
+            place.text = ILLEGAL.sub(" ", f"{label}. {(place.text or '').lstrip()}")
             count += step
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ragspec.errors import DocumentError
-from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
+from ragspec.retrievers.formats.encodings import Extract, clean, codec_of, decode, joined, strict
 from ragspec.retrievers.formats.html import read_html
 from ragspec.retrievers.formats.readers import parsing
 
 LINES = ("From", "To", "Cc", "Date", "Subject")
-START = re.compile(rb"(?:\A|(?<=\n)\r?\n)From [^\n]*\d{4}[^\n]*\n")
+FROM = rb"From [^\n]*\d{4}[^\n]*\n"
+START = re.compile(rb"\A" + FROM + rb"|(?<=\n)\r?\n" + FROM + rb"(?=[!-9;-~]+:)")
 QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 
 
@@ -40,7 +41,8 @@ def _parts(path: Path, message: Any) -> Iterator[Extract]:
         inner = [*message.iter_parts()]
         if kind == "multipart/alternative":
             best = message.get_body(("plain", "html"))
-            inner = inner if best is None else [best]
+            named = [part for part in message.walk() if part.get_filename() and part is not best]
+            inner = inner if best is None else [best, *named]
     title = clean(header.get("Subject", ""))
     lines = clean("\n".join(f"{name}: {value}" for name, value in header.items()))
     yield Extract(lines, headings=((0, title),) if title else ())
@@ -58,10 +60,10 @@ def _body(path: Path, body: Any) -> Extract:
     with parsing(path):
         content, charset = body.get_payload(decode=True), body.get_content_charset() or "utf-8"
     data = content if isinstance(content, bytes) else b""
-    try:
-        text = Extract(data.decode(charset).replace("\r\n", "\n"))
-    except (LookupError, UnicodeDecodeError):
-        text = decode(path, data)
+    codec = codec_of(charset)
+    plain = strict(data, "utf-8") if codec == "cp1252" else None  # which much UTF-8 is declared as
+    plain = strict(data, codec) if plain is None else plain
+    text = decode(path, data) if plain is None else Extract(plain.replace("\r\n", "\n"))
     page = read_html(text.text) if body.get_content_subtype() == "html" else text
     return Extract(clean(page.text.strip()), notes=text.notes + page.notes)
 
@@ -72,6 +74,12 @@ def read_mailbox(path: Path, data: bytes) -> Extract:
     if not starts:
         raise DocumentError(f"{path} is no mailbox; expected messages that begin with a From line.")
     ends = [match.start() for match in starts[1:]] + [len(data)]
-    messages = [data[match.end() : end] for match, end in zip(starts, ends, strict=True)]
-    parts = [read_message(path, QUOTED_FROM.sub(rb"\1", message)) for message in messages]
+    parts = []
+    for start, end in zip(starts, ends, strict=True):
+        try:
+            message = QUOTED_FROM.sub(rb"\1", data[start.end() : end])
+            parts.append(read_message(path, message))
+        except DocumentError as error:
+            reason = str(error).removeprefix(f"{path} ")
+            parts.append(Extract("", notes=(f"message {len(parts) + 1} left out: it {reason}",)))
     return joined(parts, unit="message")

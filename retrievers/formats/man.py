@@ -11,7 +11,7 @@ from pathlib import Path
 from unicodedata import normalize
 
 from ragspec.errors import DocumentError
-from ragspec.retrievers.formats.encodings import Extract, decode
+from ragspec.retrievers.formats.encodings import Extract, clean, decode
 from ragspec.retrievers.formats.html import read_html
 from ragspec.retrievers.formats.markup import read_text
 
@@ -108,7 +108,7 @@ def read_man(path: Path, data: bytes) -> Extract:
     title = f"{names[0]}({names[1]})" if len(names) > 1 else text.title
     if summary := SUMMARY.search(text.text, 0, HEAD):  # as apropos(1) shows it
         title += f": {summary[1]}"
-    return replace(text, title=title, notes=extract.notes)
+    return replace(text, title=clean(title), notes=extract.notes)
 
 
 def lines_of(source: str) -> Iterator[str]:

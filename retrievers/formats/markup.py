@@ -9,12 +9,13 @@ from ragspec.retrievers.formats.encodings import Extract, decode
 
 MARKDOWN_PART = re.compile(
     r"^ {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)$"
-    r"|^#{1,6}[ \t]+(?P<hashed>\S.*?)[ \t]*#*[ \t]*$"
+    r"|^#{1,6}[ \t]+(?P<hashed>\S.*)$"
     r"|^(?P<underlined>\S.*)\n(?:={3,}|-{3,})[ \t]*$",
     re.M,
 )
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
-FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.M)
+FRONT_TITLE = re.compile(r"^title:[ \t]*(?:[>|].*(?=\n[ \t]))?(.*(?:\n[ \t]+.*)*)", re.M)
+CLOSING = re.compile(r"[ \t]#+$")  # but "C#" is a name
 RST_HEADING = re.compile(r"^ ?(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
 PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
 
@@ -31,7 +32,7 @@ def read_markdown(path: Path, data: bytes) -> Extract:
     title = headings[0][1] if headings else ""
     if front := FRONT_MATTER.match(extract.text):
         named = FRONT_TITLE.search(front[0])
-        title = named[1].strip("\"' ") if named else title
+        title = (" ".join(named[1].split()).strip("\"' ") if named else "") or title
     return replace(extract, title=title, headings=headings)
 
 
@@ -65,4 +66,5 @@ def _headings(text: str, start: int) -> Iterator[tuple[int, str]]:
             elif mark.startswith(fence) and not match["info"].strip():
                 fence = ""
         elif not fence:
-            yield match.start(), (match["hashed"] or match["underlined"]).strip()
+            hashed = CLOSING.sub("", (match["hashed"] or "").rstrip()).rstrip()
+            yield match.start(), hashed or match["underlined"].strip()

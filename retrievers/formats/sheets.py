@@ -5,16 +5,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
-from ragspec.retrievers.formats.readers import MAX_BYTES, left_out, parsing
+from ragspec.retrievers.formats.readers import MAX_BYTES, format_of, left_out, parsing
 
 NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, an amount
 PERCENT = re.compile(r"(?:\.(0+))?%")
+COMMA = re.compile('"[^"]*"|, ')  # that divides no cells, if something else does
 
 
 def row_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -41,14 +42,19 @@ def row_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 def read_csv(path: Path, data: bytes) -> Extract:
     """Return a table of comma- or tab-separated values, a line for each row."""
     extract = decode(path, data)
-    delimiter = "\t"
-    if path.suffix.lower() != ".tsv":
-        head = extract.text.partition("\n")[0]
-        delimiter = max(",;\t|", key=head.count)
+    text, notes, delimiter = extract.text, extract.notes, "\t"
+    if format_of(path) != ".tsv":
+        head = COMMA.sub(" ", text.lstrip("\n").partition("\n")[0])
+        delimiter = max(";,\t|" if ";" in head else ",\t|", key=head.count)
     csv.field_size_limit(MAX_BYTES)
-    with parsing(path):
-        rows = [*csv.reader(extract.text.splitlines(keepends=True), delimiter=delimiter)]
-    return replace(extract, text="\n".join(row_lines(rows)), unit="row")
+    try:
+        rows = [*csv.reader(StringIO(text), delimiter=delimiter, strict=True)]
+    except csv.Error:
+        rows = [*csv.reader(StringIO(text), delimiter=delimiter)]
+        if any("\n" in cell for row in rows for cell in row):
+            rows = [*csv.reader(StringIO(text), delimiter=delimiter, quoting=csv.QUOTE_NONE)]
+            notes += ("quotes are not closed; each line was read as a row, with its quotes",)
+    return replace(extract, text="\n".join(row_lines(rows)), unit="row", notes=notes)
 
 
 def read_xlsx(path: Path, data: bytes) -> Extract:

@@ -220,11 +220,7 @@ class Segment:
 
     @classmethod
     def open(cls, folder: Path, vocab_size: int, depth: int = DEPTH) -> "Segment":
-        """Map the files of a segment that was built with this size and depth; check sizes alone.
-
-        Raises:
-            StoreError: A file is missing or does not have the size that follows from the others.
-        """
+        """Map the files of a segment of this size and depth; raise StoreError if sizes disagree."""
         paths = (folder / name for name in FILES)
         arrays = Arrays(*map(mapped, paths, _types(vocab_size)))
         sizes = tuple(map(len, arrays))

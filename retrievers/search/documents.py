@@ -6,6 +6,7 @@ ends "\\n"; for other formats it is the text that a reader of `retrievers/format
 
 import hashlib
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from ragspec.retrievers.formats.readers import MAX_BYTES, check_format, extract_
 from ragspec.storage.store import is_store, read_current
 
 ProgressCallback = Callable[[str, int, int], None]  # the stage, items done, all items
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,16 @@ class Collection:
     paths: tuple[str, ...] = ()
 
 
+def path_list(paths: Paths) -> list[str]:
+    """Return one path or several as a list; raise InputError for one that is none, or empty."""
+    values = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
+    if not all(isinstance(path, str | os.PathLike) and path != "" for path in values):
+        raise InputError(f"got {paths!r}; expected a path, or a list of paths, none of them empty.")
+    return [os.fspath(path) for path in values]
+
+
 def load_documents(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    paths: Paths,
     *,
     known: Mapping[str, Document] = MappingProxyType({}),
     on_progress: ProgressCallback = lambda what, done, total: None,
@@ -98,17 +108,14 @@ def load_documents(
     Raises:
         DocumentError: A path is missing, a file is unusable, or a folder has no usable file.
     """
-    values = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
-    if not all(isinstance(path, str | os.PathLike) and path != "" for path in values):
-        raise InputError(f"got {paths!r} as documents; expected a path, or a list of paths.")
-    absolute = tuple(os.path.abspath(path) for path in values)
+    absolute = tuple(map(os.path.abspath, path_list(paths)))
     if not absolute:
         raise DocumentError("No path was given; name at least one file or folder of documents.")
     documents: list[Document] = []
     skipped: list[Skipped] = []
     read: set[str] = set()
     for path in map(Path, absolute):
-        if path.is_dir():
+        if os.path.isdir(path):  # false, too, below a folder that may not be entered
             loaded = load_folder(path, known, on_progress, read)
             documents += loaded.documents
             skipped += loaded.skipped
@@ -121,13 +128,10 @@ def load_documents(
 def load_folder(
     folder: Path, known: Mapping[str, Document], on_progress: ProgressCallback, read: set[str]
 ) -> Collection:
-    """Read every usable file below a folder.
+    """Read every usable file below a folder; raise DocumentError if none is.
 
     Args:
         read: Paths that were read before and are left out; the new paths are added.
-
-    Raises:
-        DocumentError: No file is usable.
     """
     documents: list[Document] = []
     skipped: list[Skipped] = []
@@ -139,8 +143,10 @@ def load_folder(
         try:
             name = path.relative_to(folder).as_posix()
             documents.append(load_document(path, name=name, known=known))
-        except (DocumentError, MissingExtraError) as error:
-            reason = str(error).removeprefix(f"{path} ")
+        except Exception as error:  # no single file stops a folder, whatever its reader does
+            is_ours = isinstance(error, DocumentError | MissingExtraError)
+            reason = str(error) if is_ours else f"cannot be read ({error!r})"
+            reason = reason.removeprefix(f"{path} ")
             skipped.append(Skipped(clean(str(path)), clean(reason)))
     if not documents and len(new) == len(files):
         first = " (it holds no file)"
@@ -158,20 +164,21 @@ def list_files(folder: Path) -> list[Path]:
     """List the files below a folder, sorted by path, without hidden files and ragspec's stores.
 
     Links to folders are listed but not followed: they may form a circle or leave the folder.
+    Folders that cannot be read are listed, too.
 
     Raises:
-        DocumentError: The folder is such a store itself, or cannot be listed.
+        DocumentError: The folder is such a store itself.
     """
     if is_store(folder):
         raise DocumentError(f"{folder} is {_advice(folder)}.")
     results: list[Path] = []
-    for root, folders, names in os.walk(folder, onerror=raise_unreadable):
+    for root, folders, names in os.walk(folder, onerror=lambda e: results.append(Path(e.filename))):
         if is_store(Path(root)):  # an index that was written among its own documents
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         links = [name for name in folders if Path(root, name).is_symlink()]
-        results += [Path(root, name) for name in (*names, *links) if not name.startswith(".")]
+        results.extend(Path(root, each) for each in (*names, *links) if not each.startswith("."))
     return sorted(results, key=lambda path: path.as_posix())
 
 
@@ -185,11 +192,6 @@ def _advice(folder: Path) -> str:
     if kind == KIND:
         return "a store of text, expected documents; draft from it with --store"
     return "an index, expected documents; open it with `ragspec ask --docs`"
-
-
-def raise_unreadable(error: OSError) -> None:
-    """Raise a DocumentError for a folder that cannot be listed."""
-    raise DocumentError(f"{error.filename} cannot be read ({error.strerror}).") from error
 
 
 def with_unique_names(documents: Sequence[Document]) -> list[Document]:
@@ -212,13 +214,10 @@ def load_document(
     name: str | None = None,
     known: Mapping[str, Document] = MappingProxyType({}),
 ) -> Document:
-    """Read one file.
+    """Read one file; raise DocumentError if it is missing or holds no usable text.
 
     Args:
         known: See `load_documents`.
-
-    Raises:
-        DocumentError: The file is missing or holds no usable text.
     """
     path = Path(path)
     data = read_bytes(path)
@@ -244,20 +243,22 @@ def load_document(
 
 def read_bytes(path: Path) -> bytes:
     """Return the bytes of a file; raise DocumentError if it is missing, too large or refused."""
-    if path.is_symlink() and path.is_dir():
+    is_link = os.path.islink(path)
+    if is_link and os.path.isdir(path):
         raise DocumentError(f"{path} is a link to a folder, not followed; name that folder too.")
-    if path.exists():
-        check_format(path)
-    if path.is_symlink() and not path.exists():
-        raise DocumentError(f"{path} is a link to something that is missing; restore or remove it.")
-    if not path.exists():
-        raise DocumentError(f"{path} is missing; check the path.")
-    if not path.is_file():
-        raise DocumentError(f"{path} is not a regular file; name one.")
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
+        status = path.stat()
+        check_format(path)
+        if stat.S_ISDIR(status.st_mode):
+            os.listdir(path)  # fails if this is why the folder was not read
+        if not stat.S_ISREG(status.st_mode):
+            raise DocumentError(f"{path} is not a regular file; name one.")
+        if (size := status.st_size) > MAX_BYTES:
             raise DocumentError(f"{path} has {size} bytes, more than the limit of {MAX_BYTES}.")
         return path.read_bytes()
+    except (FileNotFoundError, ValueError) as error:  # the latter for a NUL
+        what = "a link to something that is missing; restore or remove it"
+        what = what if is_link else "missing; check the path"
+        raise DocumentError(f"{path} is {what}.") from error
     except OSError as error:
         raise DocumentError(f"{path} cannot be read ({error.strerror}).") from error

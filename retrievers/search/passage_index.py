@@ -12,20 +12,19 @@ import numpy as np
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.fingerprints import check_prints
+from ragspec.retrievers.formats.encodings import clean
 from ragspec.retrievers.search.dense import (
     DEFAULT_EMBEDDER,
     DenseIndex,
-    Embedder,
     EmbedderSpec,
     StaticEmbedder,
     load_embedder,
 )
-from ragspec.retrievers.search.documents import Document, ProgressCallback
+from ragspec.retrievers.search.documents import Document, Paths, ProgressCallback, path_list
 from ragspec.retrievers.search.fusion import (
     CANDIDATES,
     EQUAL,
     STATIC,
-    Fusion,
     Hit,
     Ranking,
     SearchMode,
@@ -101,7 +100,7 @@ class PassageIndex:
         self.passages = tuple(passages)
         self.dense = dense
         self.sparse = sparse
-        self.fusion = fusion_for(dense.embedder if dense else None)
+        self.fusion = STATIC if dense and isinstance(dense.embedder, StaticEmbedder) else EQUAL
         self.origin = origin or IndexOrigin()
 
     @classmethod
@@ -113,7 +112,7 @@ class PassageIndex:
         embedder: EmbedderSpec = DEFAULT_EMBEDDER,
         dense: str = FLAT,
         sparse: bool = True,
-        paths: Iterable[str | os.PathLike[str]] = (),
+        paths: Paths = (),
         known: Mapping[str, Floats] = MappingProxyType({}),
         on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> Self:
@@ -149,7 +148,7 @@ class PassageIndex:
             passages,
             dense=by_meaning,
             sparse=SparseIndex.build(texts, titles) if sparse and texts else None,
-            origin=IndexOrigin(tuple(os.path.abspath(path) for path in paths), words=words),
+            origin=IndexOrigin(tuple(map(os.path.abspath, path_list(paths))), words=words),
         )
 
     def rebuilt(
@@ -187,9 +186,10 @@ class PassageIndex:
             raise InputError(f"The query is empty or no text ({query!r}); ask something.")
         chosen, k = SearchMode(mode or self.mode), checked_count(k, "k")
         most = k if self.reranker is None else max(k, RERANKED)
-        ranked = self.ranked([self.query(query, chosen)], most, chosen)[0]
+        checked = self.query(query, chosen)
+        ranked = self.ranked([checked], most, chosen)[0]
         hits = [hit for _, hit in self.hits(ranked)]
-        return hits if self.reranker is None else rerank(self.reranker, query, hits)[:k]
+        return hits if self.reranker is None else rerank(self.reranker, checked.text, hits)[:k]
 
     def check(self, mode: SearchMode) -> None:
         """Raise InputError if the index lacks a part that a mode needs."""
@@ -199,7 +199,8 @@ class PassageIndex:
             _ = self._sparse
 
     def query(self, text: str, mode: SearchMode) -> Query:
-        """Return a query, embedded if the mode needs it."""
+        """Return a query, embedded if the mode needs it; characters that UTF-8 has not are "?"."""
+        text = clean(text)
         if mode is SearchMode.SPARSE:
             return Query(text)
         return Query(text, self._dense.embed([text])[0])
@@ -207,7 +208,7 @@ class PassageIndex:
     def ranked(self, queries: Sequence[Query], k: int, mode: SearchMode) -> list[list[Ranked]]:
         """Return the k best passages of each query as (number, score, rank in each list).
 
-        A result depends neither on the other queries nor on a larger k.
+        A result depends neither on the other queries nor on a larger k, up to CANDIDATES.
 
         Raises:
             InputError: k is below 1, or the index lacks a part that the mode needs.
@@ -361,15 +362,10 @@ def open_index(path: Path, verify: Verify) -> OpenStore:
     return open_store(path, KIND, verify=verify)
 
 
-def fusion_for(embedder: Embedder | None) -> Fusion:
-    """Return the fusion of this embedder's ranking with that of BM25."""
-    return STATIC if isinstance(embedder, StaticEmbedder) else EQUAL
-
-
 def searched_text(document: Document, passage: Passage) -> str:
     """Return the text to index for a passage, with the document's title and the heading."""
     titles = dict.fromkeys((document.title, passage.title))
-    return "\n".join([*titles, passage.text])
+    return clean("\n".join([*titles, passage.text]))
 
 
 def read_document(record: dict[str, Any]) -> Document:
@@ -383,9 +379,10 @@ def read_document(record: dict[str, Any]) -> Document:
 def write_lines(path: Path, records: Iterable[object]) -> None:
     """Write one JSON value per line."""
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-    path.write_text("".join(lines), encoding="utf-8", newline="")
+    path.write_bytes("".join(lines).encode("utf-8", "surrogatepass"))
 
 
 def read_lines(path: Path) -> list[Any]:
     """Read one JSON value per line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    text = path.read_bytes().decode("utf-8", "surrogatepass")
+    return [json.loads(line) for line in text.split("\n") if line]

@@ -48,13 +48,10 @@ def split_documents(documents: Iterable[Document], words: int = WORDS) -> list[P
 
 
 def split_document(document: Document, number: int = 0, words: int = WORDS) -> list[Passage]:
-    """Cut one document into passages of about `words` words.
+    """Cut one document into passages of about `words` words; raise InputError below 10.
 
     A passage ends before a sentence that would take it past `words`, and before a heading once it
     is a quarter full. A longer sentence is cut at a line break, else between words.
-
-    Raises:
-        InputError: `words` is below 10.
     """
     words = checked_count(words, "words", 10)
     text, headings = document.text, {offset for offset, _ in document.headings}

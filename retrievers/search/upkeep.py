@@ -17,12 +17,15 @@ import numpy as np
 
 from ragspec.errors import DocumentError, InputError, pluralize
 from ragspec.registry import did_you_mean
+from ragspec.retrievers.formats.encodings import clean
 from ragspec.retrievers.search.dense import EmbedderSpec
 from ragspec.retrievers.search.documents import (
     Document,
+    Paths,
     ProgressCallback,
     Skipped,
     load_documents,
+    path_list,
     with_unique_names,
 )
 from ragspec.retrievers.search.nearest import FLAT
@@ -34,9 +37,7 @@ from ragspec.retrievers.search.passage_index import (
     read_lines,
 )
 from ragspec.storage.manifest import Contents
-from ragspec.storage.store import publish
-
-Paths = Iterable[str | os.PathLike[str]]
+from ragspec.storage.store import parsing, publish
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +89,14 @@ def add(
         StoreError: There is no index at `path`.
         DocumentError: A path holds no text.
     """
-    new = [os.path.abspath(each) for each in paths]
+    new = [os.path.abspath(each) for each in path_list(paths)]
 
     def plan(index: PassageIndex) -> IndexPlan:
         loaded = load_documents(new, known=_known(index), on_progress=on_progress)
         read = {_place(document) for document in loaded.documents}
         stay = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
-        removed = [each for each in origin.removed if not _within(each, new)]
+        removed = [each for each in origin.removed if not _within(each, map(clean, new))]
         paths = list(dict.fromkeys((*origin.paths, *new)))
         paths = [each for each in paths if not _within(each, {*paths} - {each})]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
@@ -107,7 +108,7 @@ def add(
 
 def remove(
     path: str | os.PathLike[str],
-    names: Iterable[str | os.PathLike[str]],
+    names: Paths,
     *,
     embedder: EmbedderSpec = None,
     on_progress: ProgressCallback = lambda what, done, total: None,
@@ -116,9 +117,9 @@ def remove(
 
     Raises:
         StoreError: There is no index at `path`.
-        InputError: A name matches no document, or no document would be left.
+        InputError: A name is empty or matches no document, or no document would be left.
     """
-    inputs = [os.fspath(name) for name in names]
+    inputs = path_list(names)
 
     def plan(index: PassageIndex) -> IndexPlan:
         gone = {name for each in inputs for name in _named(index, each)}
@@ -131,8 +132,8 @@ def remove(
         folders = [os.path.abspath(each) for each in inputs]
         paths = tuple(each for each in index.origin.paths if not _within(each, folders))
         places = [_place(each) for each in index.documents if each.name in gone and each.path]
-        places = [each for each in (*index.origin.removed, *places) if _within(each, paths)]
-        removed = tuple(dict.fromkeys(places))
+        every = dict.fromkeys((*index.origin.removed, *places))
+        removed = tuple(each for each in every if _within(each, map(clean, paths)))
         return IndexPlan(stay, replace(index.origin, paths=paths, removed=removed))
 
     return _change(path, plan, embedder, on_progress)
@@ -171,7 +172,7 @@ def refresh(
             skipped += loaded.skipped
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
-        lost = [each.path for each in missing]
+        lost = [clean(each.path) for each in missing]  # as the documents' paths are
         stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
         new = [each for each in read if _place(each) not in origin.removed]
         documents = with_unique_names([*stay, *_as_before(index, new)])
@@ -183,25 +184,26 @@ def refresh(
 def described(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return an index's contents as JSON types, without its embedder; or raise StoreError."""
     store = open_index(Path(path), "size")
-    parameters = store.manifest.parameters
-    spans = np.load(store.file("passages.npy"), allow_pickle=False)
-    counts = np.bincount(spans[:, 0], minlength=int(parameters["documents"])).tolist()
-    origin = IndexOrigin.of(parameters["origin"])
-    records = read_lines(store.file("documents.jsonl"))
-    return {
-        "documents": [
-            {key: record[key] for key in ("name", "title", "path", "notes")} | {"passages": n}
-            for record, n in zip(records, counts, strict=True)
-        ],
-        "passages": len(spans),
-        "words": origin.words,
-        "embedder": parameters["embedder"],
-        "dense": (parameters.get("dense") or {"kind": FLAT})["kind"],
-        "sparse": parameters["sparse"],
-        "paths": list(origin.paths),
-        "removed": list(origin.removed),
-        "bytes": sum(record.size for record in store.manifest.files.values()),
-    }
+    with parsing(Path(path)):
+        parameters = store.manifest.parameters
+        spans = np.load(store.file("passages.npy"), allow_pickle=False)
+        counts = np.bincount(spans[:, 0], minlength=int(parameters["documents"])).tolist()
+        origin = IndexOrigin.of(parameters["origin"])
+        records = read_lines(store.file("documents.jsonl"))
+        return {
+            "documents": [
+                {key: record[key] for key in ("name", "title", "path", "notes")} | {"passages": n}
+                for record, n in zip(records, counts, strict=True)
+            ],
+            "passages": len(spans),
+            "words": origin.words,
+            "embedder": parameters["embedder"],
+            "dense": (parameters.get("dense") or {"kind": FLAT})["kind"],
+            "sparse": parameters["sparse"],
+            "paths": list(origin.paths),
+            "removed": list(origin.removed),
+            "bytes": sum(record.size for record in store.manifest.files.values()),
+        }
 
 
 def _change(
@@ -273,9 +275,9 @@ def _within(path: str, folders: Iterable[str]) -> bool:
 def _named(index: PassageIndex, name: str) -> list[str]:
     """Return the names of the documents that a name, a file or a folder stands for."""
     names = [each.name for each in index.documents]
+    place, name = clean(os.path.abspath(name)), clean(name)
     if name in names:
         return [name]
-    place = os.path.abspath(name)
     within = [each.name for each in index.documents if each.path and _within(_place(each), [place])]
     within += [each for each in names if each.startswith(name.rstrip("/") + "/")]
     if not within:

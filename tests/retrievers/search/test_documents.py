@@ -90,12 +90,10 @@ def test_truncated_pdf_is_refused_or_read_but_never_crashes(tmp_path: Path) -> N
 def test_missing_path_empty_folder_no_path_and_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DocumentError, match="missing"):
-        load_documents(tmp_path / "nowhere.txt")
-    with pytest.raises(DocumentError, match="holds no file"):
-        load_documents(tmp_path)
-    with pytest.raises(DocumentError, match="No path"):
-        load_documents([])
+    empty = [([f"{tmp_path}/x"], "missing"), ([str(tmp_path)], "holds no file"), ([], "No path")]
+    for paths, message in [*empty, (["x" * 300], "File name too long")]:
+        with pytest.raises(DocumentError, match=message):
+            load_documents(paths)
     for other in ("", [""], [b"docs"], [None]):
         with pytest.raises(InputError, match="expected a path, or a list of paths"):
             load_documents(other)  # type: ignore[arg-type]
@@ -195,9 +193,10 @@ def test_equal_names_from_two_folders_are_separate(tmp_path: Path) -> None:
 
 
 def test_headings_of_markdown_and_rst() -> None:
-    markdown = "# One\n\ntext\n\n```\n# no heading\n```\n\nTwo\n===\n\n### Three ###\n"
+    markdown = "# One\n\ntext\n\n```\n# no heading\n```\n\nTwo\n===\n\n### Three ###\n# C# \n"
     result = markdown_headings(markdown)
-    assert [heading for _, heading in result] == ["One", "Two", "Three"]
+    assert [heading for _, heading in result] == ["One", "Two", "Three", "C#"]
+    assert markdown_headings(wide := f"# a{' ' * 20_000}b") == ((0, wide[2:]),)
     assert markdown[result[2][0] :].startswith("### Three")
     rst = read_rst(Path("a.rst"), b"=======\n Title\n=======\n\ntext\n\nPart\n----\n")
     assert [heading for _, heading in rst.headings] == ["Title", "Part"]

@@ -114,6 +114,8 @@ def test_running_lines_stand_once_and_the_text_stays() -> None:
     ]
     bodies = [f"Body {w}\nend {w}" for w in "cdefgh"]
     assert without_running_lines(facing)[0] == [*facing[:2], *bodies]
+    receipts = [f"Receipt - {n}\nFor {n}\nSum of {n}\n{n}.50" for n in (1001, 2044, 3999)]
+    assert without_running_lines(receipts) == (receipts, 0), "they do not count pages"
     few = ["Same\nbody"] * 2
     assert without_running_lines(few)[0] == few, "two pages alike say nothing"
 

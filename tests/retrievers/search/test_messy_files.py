@@ -15,6 +15,8 @@ JAPANESE = "保証期間は三年です。電源が入らない場合はサー�
 KOREAN = "보증 기간은 3년입니다."
 GERMAN = "Größe – 5 µm\nZeile"
 CRLF = GERMAN.replace("\n", "\r\n")
+MIXED = CRLF.encode() * 9 + CRLF.encode("cp1252") * 9
+CODED = f"# coding: koi8-r\n{RUSSIAN}"
 META = '<meta charset="{}"><p>{}</p>'
 
 
@@ -29,14 +31,10 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.html", META.format("windows-1251", RUSSIAN).encode("cp1251"), RUSSIAN, ""),
         ("a.html", META.format("x-sjis", JAPANESE).encode("cp932"), JAPANESE, "guessed"),
         ("a.html", META.format("Shift_JIS", JAPANESE).encode("cp932"), JAPANESE, ""),
+        ("a.html", META.format("undefined", RUSSIAN).encode("cp1251"), RUSSIAN, "guessed"),
         ("a.html", META.format("utf-16", RUSSIAN).encode(), RUSSIAN, ""),
         ("a.html", META.format("no-such", RUSSIAN).encode(), RUSSIAN, ""),
-        (
-            "a.py",
-            f"# coding: koi8-r\n{RUSSIAN}".encode("koi8-r"),
-            f"# coding: koi8-r\n{RUSSIAN}",
-            "",
-        ),
+        ("a.py", CODED.encode("koi8-r"), CODED, ""),
         ("a.txt", CRLF.encode(), GERMAN, ""),
         ("a.txt", CRLF.encode("utf-8-sig"), GERMAN, ""),
         ("a.txt", CRLF.encode("utf-16"), GERMAN, ""),
@@ -54,12 +52,7 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.txt", f"{RUSSIAN}\n".encode("utf-16-be"), RUSSIAN, "UTF-16 was guessed"),
         ("a.txt", RUSSIAN.encode("utf-32"), RUSSIAN, ""),
         ("a.txt", RUSSIAN.encode() + b" \xff end", f"{RUSSIAN} \ufffd end", "1 undecodable byte"),
-        (
-            "a.log",
-            CRLF.encode() * 9 + CRLF.encode("cp1252") * 9,
-            GERMAN * 18,
-            "0 of 9 lines was guessed",
-        ),
+        ("a.log", MIXED, GERMAN * 18, "0 of 9 lines was guessed"),
         ("a.log", b"one\n" * 99 + b"\0end", "one\n" * 99 + " end", "1 control character as"),
         ("a.log", b"\x1b[31mE1234\x1b[0m failed", "E1234 failed", "2 control sequences"),
         ("a.txt", b"N\bNA\bAM\bME\bE", "NAME", "4 control sequences"),
@@ -106,6 +99,7 @@ def test_titles_come_from_front_matter_and_their_changes_are_seen(tmp_path: Path
     source = b"---\ntitle: 'The Pump'\ndraft: false\n---\n\n# Use\n\nText.\n"
     document = load(tmp_path, "a.md", source)
     assert document.title == "The Pump" and [text for _, text in document.headings] == ["Use"]
+    assert load(tmp_path, "a.md", source.replace(b" 'The", b" >-\n The\n ")).title == "The Pump"
     assert load(tmp_path, "b.md", source.replace(b"title", b"date")).title == "Use"
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "page.html"

@@ -77,6 +77,14 @@ def test_bad_requests_are_refused(index: PassageIndex) -> None:
         PassageIndex([], [], dense=None, sparse=index.sparse)
 
 
+def test_surrogates_are_searched_for_and_saved(embedder: Path, tmp_path: Path) -> None:
+    document = Document("a\udce9", "t", "The cat \ud83d.")
+    PassageIndex.build([document], embedder=embedder, paths="docs").save(tmp_path / "idx")
+    index = PassageIndex.open(tmp_path / "idx")
+    assert index.search("cat \ud83d")[0].document == document
+    assert index.origin.paths == (str(Path("docs").absolute()),)
+
+
 def test_another_embedder_is_refused(index: PassageIndex, tmp_path: Path) -> None:
     index.save(tmp_path / "idx")
     other = make_embedder(tmp_path / "other", seed=5)

@@ -42,11 +42,16 @@ x\r
 --B--\r
 """
 NESTED = "From: Ann\n\nPlain.\n\nSubject: Inner\n\nForwarded.\n\nThe list."
-SEALED = b"From: Ann <ann@example.org>\nContent-Type: application/pgp-encrypted\n\nx"
-MAILBOX = b"From a@b Mon Jan  1 10:00:00 2024\n%s\nFrom a@b Mon Jan  1 10:00:00 2024\n%s" % (
-    MAIL.replace(b"\r", b""),
-    b"From: Bob <b@example.org>\nSubject: Two\n\n>From here on.\n",
+PART = b"--B\nContent-Type: %s\n\n%s\n"
+LATIN = b"From: Ann\nContent-Type: multipart/mixed; boundary=B\n\n%s%s%s--B--\n" % (
+    PART % (b"text/plain; charset=iso-8859-1", b"\x93q\x94"),
+    PART % (b"text/plain; charset=us-ascii", "ü".encode()),
+    PART % (b"text/html; charset=undefined", b"<ol><li>a&#12;b</ol>"),
 )
+SEALED = b"From: Ann <ann@example.org>\nContent-Type: application/pgp-encrypted\n\nx"
+BEGIN = b"From a@b Mon Jan  1 10:00:00 2024\n"
+BOB = b"From: Bob <b@example.org>\nSubject: Two\n\n>From here on.\n\nFrom 2019 on.\n"
+MAILBOX = b"\n".join(BEGIN + each for each in (MAIL.replace(b"\r", b""), BOB, b"No: mail\n"))
 MAN = rb""".\" A comment
 .TH PUMP 1 2026
 .de XX
@@ -116,8 +121,10 @@ CELLS: list[dict[str, Any]] = [
         "outputs": [{"data": {"text/plain": ["17"], "image/png": "x"}}, {"text": "done\x1b[0m"}],
     },
 ]
-OLD_CODE = {"cell_type": "code", "input": ["1+1"], "outputs": [{"text": ["2"]}]}
+OUTPUTS = [{"text": ["2"]}, {"data": None, "ename": "E", "evalue": None}]
+OLD_CODE = {"cell_type": "code", "input": ["1+1"], "outputs": OUTPUTS}
 OLD = {"worksheets": [{"cells": [{"cell_type": "markdown", "source": "# Old"}, OLD_CODE]}]}
+BOOK = "b\n\nText of b.\n\na\n\nText of a."
 PAGE = "<html><body><h1>{0}</h1><p>Text of {0}.</p></body></html>"
 
 
@@ -126,6 +133,7 @@ def nested(path: Path) -> None:
     outer["From"], inner["Subject"] = "Ann", "Inner"
     mail.set_content("Plain.")
     mail.add_alternative("<p>Plain.", subtype="html")
+    mail.add_alternative(b"x", "image", "png", filename="a.png")
     inner.set_content("Forwarded.")
     mail.add_attachment(inner)
     outer.make_mixed()
@@ -208,7 +216,7 @@ def epub(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("META-INF/container.xml", '<c><rootfile full-path="o/b.opf"/></c>')
         items = "".join(f'<item id="{n}" href="{n}%20.xhtml"/><itemref idref="{n}"/>' for n in "ba")
-        lost = '<item id="l" href="l.xhtml"/><itemref idref="l"/>'
+        lost = '<item id="l" href="l.xhtml"/><itemref idref="l"/><item id="x"/><itemref idref="x"/>'
         file.writestr("o/b.opf", f"<p><title>The Book</title>{items}{lost}</p>")
         for name in "ab":
             file.writestr(f"o/{name} .xhtml", PAGE.format(name))
@@ -246,7 +254,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "a.xlsx",
         ["1 charts", "1 drawings", "hidden sheet Old", "formulas without a saved result"],
     ),
-    ("a.epub", epub, "b\n\nText of b.\n\na\n\nText of a.", "The Book", ["chapter o/l.xhtml"]),
+    ("a.epub", epub, BOOK, "The Book", ["chapter o/l.xhtml", "chapter o/x"]),
     (
         "a.eml",
         write(MAIL),
@@ -254,15 +262,16 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "Größe",
         ["attachment bill.pdf"],
     ),
-    ("b.eml", nested, NESTED, "b.eml", ["attachment application/pkcs7-mime"]),
+    ("b.eml", nested, NESTED, "b.eml", ["attachment a.png", "attachment application/pkcs7"]),
+    ("d.eml", write(LATIN), "From: Ann\n\n“q”\n\nü\n\n1. a b", "d.eml", []),
     ("c.eml", write(SEALED), "From: Ann <ann@example.org>", "c.eml", ["pgp-encrypted left out"]),
     (
         "a.mbox",
         write(MAILBOX),
         "From: Ann <ann@example.org>\nSubject: Größe\n\nIt lifts 10^6 litres.\n\n"
-        "From: Bob <b@example.org>\nSubject: Two\n\nFrom here on.",
+        "From: Bob <b@example.org>\nSubject: Two\n\nFrom here on.\n\nFrom 2019 on.",
         "a.mbox",
-        ["attachment bill.pdf"],
+        ["attachment bill.pdf", "message 3 left out: it is no mail"],
     ),
     (
         "a.ipynb",
@@ -271,7 +280,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "Sales",
         ["1 picture left"],
     ),
-    ("b.ipynb", write(json.dumps(OLD)), "# Old\n\n1+1\n\n2", "Old", []),
+    ("b.ipynb", write(json.dumps(OLD)), "# Old\n\n1+1\n\n2\n\nE", "Old", []),
     (
         "a.csv",
         write('Name;Price\n"Seal; red";4,50\nHose;"1\n2"\n'),
@@ -279,6 +288,14 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "a.csv",
         [],
     ),
+    (
+        "d.csv",
+        write("\nA;B (x, y)\n1\u20282;3,5"),
+        "A\tB (x, y)\nA: 1 2; B (x, y): 3,5",
+        "d.csv",
+        [],
+    ),
+    ("c.tsv", write('1\t"a\n2\tb'), '1\t"a\n2\tb', "c.tsv", ["quotes are not closed"]),
     ("a.tsv", write("1\t2\n3\t4\n"), "1\t2\n3\t4", "a.tsv", []),
     ("b.tsv", write("\tmm\nSeal\t4\n"), "\tmm\nSeal; mm: 4".strip(), "b.tsv", []),
     ("c.csv", write("1e-3,$4,7:30\n1,2,3"), "1e-3\t$4\t7:30\n1\t2\t3", "c.csv", []),
@@ -391,6 +408,9 @@ def test_a_fault_of_our_own_is_not_called_a_damaged_file(
         with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
             patch.setattr("ragspec.retrievers.formats.html.TextWriter.close", lambda *_: 1 // 0)
             load_document(tmp_path / f"a.{make.__name__}")
+    (tmp_path / "good.txt").write_text("Text.")
+    monkeypatch.setattr("ragspec.retrievers.formats.html.TextWriter.close", lambda *_: 1 // 0)
+    assert {"ZeroDivisionError" in e.reason for e in load_documents(tmp_path).skipped} == {True}
 
 
 def test_a_missing_package_is_named_for_its_file(

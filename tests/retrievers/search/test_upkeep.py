@@ -128,6 +128,9 @@ def test_documents_come_and_go(folder: Path, embedder: Path, tmp_path: Path) -> 
     assert set(remove(index, [folder / "sub"]).removed) == {"page.md", "paper.pdf"}
     with pytest.raises(InputError, match="nothing to search in"):
         remove(index, ["0.txt"])
+    for call in (add, remove):
+        with pytest.raises(InputError, match="none of them empty"):
+            call(index, ["0.txt", ""])
     with pytest.raises(InputError, match=r"no document of the index.* Did you mean '0.txt'"):
         remove(index, ["0.tx"])
 
@@ -242,3 +245,12 @@ def test_files_whose_names_are_no_utf_8_are_refreshed_separately(
     assert refresh(index).added == ("more.txt",)
     texts = {each.text for each in PassageIndex.open(index).documents}
     assert texts == {"A cat.", "A dog.", "A train."}
+    foreign = folder.rename(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
+    index = built([foreign, embedder / "tokenizer.json"], tmp_path / "b", embedder)
+    assert remove(index, foreign / "more.txt").removed == ("more.txt",) and not refresh(index)
+    foreign.rename(folder)
+    assert len(refresh(index).missing) == 1 and len(PassageIndex.open(index).documents) == 3
+    (file,) = index.glob("gen-*2/documents.jsonl")
+    file.write_bytes(b"\xff" + file.read_bytes()[1:])
+    with pytest.raises(StoreError, match="cannot be read"):
+        described(index)
