@@ -47,7 +47,7 @@ TAG = re.compile(r"<[^<>]*>")
 SPACES = re.compile(r"[\t\n\r\f\v][ \t\n\r\f\v]*| [ \t\n\r\f\v]+")  # but one space, as it stays
 ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # lxml takes none
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
-SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+")
+SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+|\([^()]*\)")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
 LABELS = {
     "a": " ".join(ascii_lowercase),
@@ -59,6 +59,11 @@ SUBSCRIPTS = str.maketrans("0123456789+-()", "₀₁₂₃₄₅₆₇₈₉₊�
 def grouped(text: str) -> str:
     """Return a part of a formula, in brackets unless it is one number or name."""
     return text if SIMPLE.fullmatch(text) else f"({text})"
+
+
+def powered(text: str) -> str:
+    """Return an exponent of a formula, in which brackets are no mark of a footnote."""
+    return text and "^" + grouped(text)
 
 
 def raised(text: str) -> str:
@@ -78,13 +83,16 @@ def lowered(text: str) -> str:
 FORMULAS: dict[str, tuple[Callable[[str], str], ...]] = {
     "sup": (raised,),
     "sub": (lowered,),
-    **dict.fromkeys(("msup", "mover"), (str, raised)),
+    **dict.fromkeys(("msup", "mover"), (str, powered)),
     **dict.fromkeys(("msub", "munder"), (str, lowered)),
-    **dict.fromkeys(("msubsup", "munderover"), (str, lowered, raised)),
+    **dict.fromkeys(("msubsup", "munderover"), (str, lowered, powered)),
     "mfrac": (grouped, lambda part: f"/{grouped(part)}"),
     "msqrt": (lambda part: f"√{grouped(part)}",),
     "mroot": (grouped, lambda part: f"^(1/{part})"),
     "rad": (lambda degree: degree and f"({degree})", lambda part: f"√{grouped(part)}"),  # of Office
+    "func": (str, " {}".format),
+    "nary": (str, lowered, powered, " {}".format),
+    "sPre": (lowered, powered, str),
     "mtr": (lambda part: f"{part}; ",),
     "math": (str,),
 }

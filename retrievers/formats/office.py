@@ -18,13 +18,20 @@ from ragspec.retrievers.formats.readers import left_out, parsing
 if TYPE_CHECKING:
     from lxml.etree import _Element
 
-HTML_NAMES = {
-    "p": "p", "tbl": "table", "tr": "tr", "tc": "td", "br": "br", "cr": "br", "oMath": "math",
+FORMULA_NAMES = {
     "f": "mfrac", "sSup": "msup", "sSub": "msub", "sSubSup": "msubsup", "rad": "rad",
+    "nary": "nary", "func": "func", "sPre": "sPre", "limLow": "munder", "limUpp": "mover",
+    "mr": "mtr",
 }  # fmt: skip
+HTML_NAMES = FORMULA_NAMES | {
+    "p": "p", "tbl": "table", "tr": "tr", "tc": "td", "br": "br", "cr": "br", "oMath": "math",
+}  # fmt: skip
+MARKS = {"begChr": "(", "sepChr": "|", "endChr": ")", "chr": "∫"}  # of formulas, by default
+UNREAD = ("sym", "acc", "bar", "groupChr", "eqArr")
 TEXTS = {"tab": " ", "noBreakHyphen": "-", "footnoteReference": "[{}]", "endnoteReference": "[{}]"}
+TEXTS["sym"] = "\ufffd"
 # Deletions and moves that are tracked, second copies, tab stops, and properties of formulas.
-DROPPED = ("del", "moveFrom", "Fallback", "tabs", "fPr", "sSupPr", "sSubPr", "sSubSupPr", "radPr")
+DROPPED = ("del", "moveFrom", "Fallback", "tabs", *(f"{name}Pr" for name in FORMULA_NAMES))
 RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
 HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
 
@@ -46,11 +53,21 @@ def read_part(part: "_Element", counts: Counter[str], styles: Mapping[str, str])
         styles: The HTML name of each style of paragraphs that is a heading or a list.
     """
     from lxml import etree
+    from lxml.builder import E
 
     parser = etree.XMLParser(recover=True, resolve_entities=False)  # an undefined entity stays one
     root = etree.fromstring(etree.tostring(part), parser)
     changes = root.iter("{*}del", "{*}moveFrom")
     counts["tracked deletions"] += sum(bool(len(element)) for element in changes)
+    for element in root.iter("{*}d", "{*}nary"):  # brackets and operators are properties
+        properties = (each for first in element[:1] for each in first)
+        marks = MARKS | {str(e.tag).rpartition("}")[2]: attribute(e, "val") for e in properties}
+        if element.tag.endswith("nary"):
+            element.insert(0, E.t(marks["chr"]))
+            continue
+        for number, each in enumerate(element.iterfind("{*}e")):
+            each.insert(0, E.t(marks["sepChr" if number else "begChr"]))
+        element.append(E.t(marks["endChr"]))
     etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
     for element in list(root.iter(etree.Element)):
         name = str(element.tag).rpartition("}")[2]
@@ -58,6 +75,7 @@ def read_part(part: "_Element", counts: Counter[str], styles: Mapping[str, str])
         if name != "t":
             element.text = TEXTS.get(name, "").format(attribute(element, "id"))
         element.tag = HTML_NAMES.get(name, "span")
+        counts["symbols of fonts, accents and line breaks of formulas"] += name in UNREAD
         if name == "tc" and (span := attribute(element, "tcPr/gridSpan/val")):
             element.set("colspan", span)
         if name == "p":

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from ragspec.errors import InputError
 from ragspec.retrievers.search.documents import Document
@@ -31,6 +31,10 @@ class SearchMode(StrEnum):
     DENSE = "dense"
     SPARSE = "sparse"
     FUSED = "fused"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise InputError(f"got {value!r} as the search mode; expected {', '.join(cls)}.")
 
 
 @dataclass(frozen=True, slots=True)

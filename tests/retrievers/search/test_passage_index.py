@@ -71,6 +71,8 @@ def test_bad_requests_are_refused(index: PassageIndex) -> None:
             index.search(query)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="at least 1"):
         index.search("cat", 0)
+    with pytest.raises(InputError, match="got 'bm25' as the search mode; expected dense, sparse"):
+        index.search("cat", 1, "bm25")
     with pytest.raises(InputError, match="neither"):
         PassageIndex.build(DOCUMENTS, embedder=None, sparse=False)
     with pytest.raises(InputError, match="at least one passage"):
