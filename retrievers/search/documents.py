@@ -256,6 +256,8 @@ def read_bytes(path: Path) -> bytes:
         if (size := status.st_size) > MAX_BYTES:
             raise DocumentError(f"{path} has {size} bytes, more than the limit of {MAX_BYTES}.")
         return path.read_bytes()
+    except DocumentError:
+        raise
     except (FileNotFoundError, ValueError) as error:  # the latter for a NUL
         what = "a link to something that is missing; restore or remove it"
         what = what if is_link else "missing; check the path"
