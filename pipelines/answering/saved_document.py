@@ -5,6 +5,7 @@ memory without reading them. They belong to one model, dtype and tokenizer.
 """
 
 import json
+import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
         }
         save_file(tensors, folder / CACHE)
         (folder / DOCUMENT).write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+        shutil.copymode(folder / DOCUMENT, folder / CACHE)  # `save_file` writes for the owner alone
         parameters = {
             "dtype": str(engine.target.dtype),
             "name": saved.document.name,

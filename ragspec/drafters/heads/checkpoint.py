@@ -17,9 +17,8 @@ from ragspec.models.checks import CONFIG, INDEX, PICKLED, check_head_files
 from ragspec.models.quantized import block_floats
 from ragspec.types import PreTrainedConfig
 
-# What reading a damaged file raises.
-_DAMAGES = ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, EOFError
 _PARTS = "codes", "scales"  # see `BlockLinear`
+_VOCABULARY = "d2t", "t2d"  # see `Checkpoint.head`
 NAMES = {"layers.": "layers.layers.", "lm_head.": "output.", "embed_tokens.": "embedding."}
 """Prefixes of `DraftHead` by those of most layouts, where they differ."""
 _LAYER_SETTINGS = (
@@ -60,10 +59,7 @@ class Checkpoint:
         if not isinstance(config, dict):
             raise ValueError(f"{CONFIG} is no object")
         if weights.name in PICKLED:
-            try:
-                tensors = torch.load(weights, "cpu", weights_only=True, mmap=True)
-            except Exception as error:  # a damaged pickle may raise any error
-                raise ValueError(str(error)) from error
+            tensors = torch.load(weights, "cpu", weights_only=True, mmap=True)
             return cls(folder, config, dict.fromkeys(tensors, weights), tensors)
         if weights.name == INDEX:
             map_ = json.loads(weights.read_text(encoding="utf-8"))["weight_map"]
@@ -85,6 +81,7 @@ class Checkpoint:
 
         Raises:
             UnsupportedModelError: Weights are quantised.
+            ValueError: Weights are not finite, or of a type that weights do not have.
         """
         from safetensors import safe_open
 
@@ -109,9 +106,13 @@ class Checkpoint:
                 f"{self.folder} has quantised weights ({', '.join(sorted(small)[:3])}); expected "
                 "a head in float32, float16 or bfloat16. Use the head that was quantised."
             )
-        return {
-            n: each.float() if each.is_floating_point() else each for n, each in tensors.items()
-        }
+        for name, each in tensors.items():
+            ids = name in _VOCABULARY
+            fits = not each.is_complex() and each.is_floating_point() != ids
+            if not fits or not each.float().isfinite().all():
+                kind = "whole" if ids else "finite floating-point"
+                raise ValueError(f"{name} of {each.dtype} has other values than {kind} numbers")
+        return {n: each if n in _VOCABULARY else each.float() for n, each in tensors.items()}
 
     def state(self, table: Mapping[str, str], names: Iterable[str]) -> dict[str, Tensor]:
         """Return tensors by the names of `DraftHead`.
@@ -131,6 +132,8 @@ class Checkpoint:
                 of embeddings and states are the head's own by default.
         """
         width = size_of(settings["layers"], "hidden_size")
+        if {*map(type, taps := settings.get("taps", ()))} - {int}:
+            raise ValueError(f"its taps are {taps}, no whole numbers")
         offsets, mask = state.pop("d2t", None), state.pop("t2d", None)
         tokens = None if offsets is None else offsets.long() + torch.arange(len(offsets))
         facts: dict[str, Any] = {
@@ -156,11 +159,9 @@ class Checkpoint:
 @contextmanager
 def refuse_damage(folder: Path | str) -> Iterator[None]:
     """Raise ModelError if the files of a folder turn out to be damaged."""
-    from safetensors import SafetensorError
-
     try:
         yield
-    except (*_DAMAGES, SafetensorError) as error:
+    except Exception as error:  # transformers, safetensors and pickle have errors of their own
         if isinstance(error, RagspecError) and not isinstance(error, InputError):
             raise
         raise ModelError(

@@ -93,6 +93,8 @@ class HeadConfig:
         attends = self.prefix or self.join not in ("state", "path")
         if attends:
             names += ["intermediate_size", "num_attention_heads", "num_hidden_layers"]
+        optional = "head_dim", "num_key_value_heads"
+        names += [name for name in optional if self.layers.get(name) is not None]
         sizes = {name: self.layers.get(name) for name in names}
         sizes |= {"embedding_size": self.embedding_size, "target_size": self.target_size}
         sizes |= {"vocab_size": self.vocab_size, "draft_vocab_size": self.draft_vocab_size or 1}

@@ -27,7 +27,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         layers=layers,
         target_size=state["fc.weight"].shape[1] // len(outputs),
         vocab_size=size_of(config, "vocab_size"),
-        taps=tuple(int(layer) + 1 for layer in outputs),
+        taps=tuple(layer + 1 for layer in outputs),
         form="dflash",
         slots=size_of(config, "block_size") - 1,
         mask_token=about.get("mask_token_id"),

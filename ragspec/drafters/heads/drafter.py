@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ragspec.drafters.base import Drafter, DraftRequest, Prefill
 from ragspec.drafters.heads.cache import HeadCache, HeadModel, SlotCache, open_steps
+from ragspec.drafters.heads.checkpoint import refuse_damage
 from ragspec.drafters.heads.files import head_of, read_head
 from ragspec.drafters.heads.graph import HeadGraph, open_graph
 from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
@@ -151,7 +152,9 @@ def _ready(head: DraftHead | Path | str, target: CausalTarget) -> DraftHead | He
     if isinstance(head, (str, Path)):
         weights = read_head(head, target)
         check_head(weights.config, target)
-        if (graph := open_graph(weights, target)) is not None:
+        with refuse_damage(head):
+            graph = open_graph(weights, target)
+        if graph is not None:
             return graph
         head = head_of(weights, head)
     elif isinstance(head, DraftHead):

@@ -18,8 +18,8 @@ from ragspec.verification.causal import CausalTarget
 def matches(checkpoint: Checkpoint) -> bool:
     """Return whether a folder has EAGLE's layout."""
     names = checkpoint.names
-    layers = ("layers.0.self_attn.q_proj.weight", "midlayer.self_attn.q_proj.weight")
-    return "fc.weight" in names and any(name in names for name in layers)
+    prefixes = ("midlayer.", "layers.0.") if "fc.weight" in names else "midlayer."
+    return any(name.startswith(prefixes) for name in names)
 
 
 def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
@@ -56,7 +56,7 @@ def _taps(config: dict[str, Any], target: CausalTarget | None) -> tuple[int, ...
     name = "eagle_aux_hidden_state_layer_ids"
     outputs = (config.get("eagle_config") or {}).get(name)
     if outputs:
-        return tuple(int(layer) + 1 for layer in outputs)
+        return tuple(layer + 1 for layer in outputs)
     return tuple(config.get(name) or default_taps(target))
 
 

@@ -6,6 +6,7 @@ checkpoint (`mtp`).
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -94,6 +95,7 @@ def save_head(
             which only ragspec reads, and the rest in bfloat16.
 
     Raises:
+        ModelError: The weights are not finite.
         StoreError: The files cannot be written.
     """
     from safetensors import SafetensorError
@@ -114,6 +116,11 @@ def save_head(
             tensors |= {f"{stem}codes": codes, f"{stem}scales": scales}
         else:
             tensors[name] = value.to(dtype=kind if value.is_floating_point() else None).contiguous()
+    if odd := [name for name, each in tensors.items() if not each.isfinite().all()]:
+        raise ModelError(
+            f"got a head with infinities or NaN in {odd[0]} as {tensors[odd[0]].dtype}; expected "
+            "finite weights. Train it at a lower rate, or save it in another dtype."
+        )
     form = head.config
     about = {"target": form.target, "vocab_size": form.vocab_size, "feeds_norm": form.feeds_norm}
     text = json.dumps(config | {"ragspec": about}, indent=2)
@@ -121,6 +128,7 @@ def save_head(
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+        shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # `save_file` writes for the owner alone
     except (OSError, SafetensorError) as error:  # the latter for a full disk
         raise StoreError(
             f"the head cannot be written to {folder} ({error}); expected a folder on a disk "

@@ -119,5 +119,5 @@ def prefix_layer(text: PreTrainedConfig) -> dict[str, object]:
 
 def _tap(checkpoint: Checkpoint, target: CausalTarget | None) -> int:
     """Return the state that the head reads."""
-    offset = int(checkpoint.config.get("hidden_state_offset") or 0)
+    offset = checkpoint.config.get("hidden_state_offset") or 0
     return int(text_of(target).num_hidden_layers) - offset if offset else LAST

@@ -64,11 +64,11 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         layers["num_hidden_layers"] = 1
         feeds_norm = bool(checkpoint.ragspec_settings.get("feeds_norm", True))
         return checkpoint.head(state, feeds_norm=feeds_norm, **common)
-    common["target_size"] = int(config.get("target_hidden_size") or width)
+    common["target_size"] = config.get("target_hidden_size") or width
     if "markov_in.weight" in state:
         common["markov_rank"] = state["markov_in.weight"].shape[1]
     name = f"{'' if kind in _BLOCKS else 'eagle_'}aux_hidden_state_layer_ids"
-    taps = tuple(map(int, config.get(name) or default_taps(target)))
+    taps = tuple(config.get(name) or default_taps(target))
     return checkpoint.head(state, taps=taps, **common, **_form(config, kind))
 
 

@@ -197,6 +197,7 @@ def test_a_full_disk_is_a_typed_error(
 
 
 def test_damage_to_any_file_is_a_typed_error(selected: Path, tmp_path: Path) -> None:
+    assert len({path.stat().st_mode for path in selected.glob("gen-*/*")}) == 1, "for all users"
     request = engine(None)
     check_damage(selected, lambda twin: LongDocument.open(twin, request), tmp_path, 200)
 

@@ -89,6 +89,7 @@ def test_a_head_that_is_saved_again_is_the_same(name: str, tmp_path: Path) -> No
     head = open_head(published_heads.write(tmp_path / "first", *SAVED[name]()), target())
     save_head(head, tmp_path / "second")
     assert holds_head(tmp_path / "second")
+    assert len({path.stat().st_mode for path in (tmp_path / "second").iterdir()}) == 1
     again = open_head(tmp_path / "second", target())
     assert again.config == head.config
     assert again.state_dict().keys() == head.state_dict().keys()
@@ -186,6 +187,16 @@ def test_pickled_weights_are_read_without_running_code(tmp_path: Path) -> None:
         ("eagle3", {"vocab_size": 96}, "no increasing ids|96 tokens|t2d"),
         ("eagle3", {"num_attention_heads": 7}, "divides"),
         ("eagle3", {"num_attention_heads": 0}, "num_attention_heads=0"),
+        ("eagle3", {"num_key_value_heads": 0}, "num_key_value_heads=0"),
+        ("eagle3", {"head_dim": "wide"}, "head_dim='wide'"),
+        ("eagle3", {"rope_parameters": [1]}, "rope_parameters"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0.5, 1, 2]}, r"taps are \(0\.5"),
+        ("dflash", {"aux_hidden_state_layer_ids": ["1", "2"]}, r"taps are \('1'"),
+        ("eagle3", {"norm.weight": torch.full((H,), torch.nan)}, r"norm\.weight.* than finite"),
+        ("eagle3", {"norm.weight": torch.ones(H, dtype=torch.int32)}, r"norm\.weight of .*int32"),
+        ("medusa", {"0.0.linear.bias": torch.ones(H, dtype=torch.cfloat)}, "bias of .*complex64"),
+        ("eagle3", {"d2t": torch.zeros(DRAFTED)}, "d2t of .*float32 .* than whole"),
+        ("eagle3", {"fc.weight": None}, "fc.weight"),
         ("eagle3", {"num_attention_heads": 2.0}, r"num_attention_heads=2\.0"),
         ("eagle3", {"hidden_size": -1}, "hidden_size=-1"),
         ("eagle3", {"ragspec": {"target": 7}}, "its fingerprint as text"),

@@ -98,6 +98,8 @@ def test_other_heads_run_through_their_modules(change: dict[str, Any], tmp_path:
     assert isinstance(HeadDrafter(write(tmp_path), target.model).head, DraftHead)
     with pytest.raises(ModelError, match="size mismatch"):
         HeadDrafter(write(tmp_path, num_key_value_heads=4), target)
+    with pytest.raises(ModelError, match="no draft head that can be read"):
+        HeadDrafter(write(tmp_path, rope_parameters=[1]), target)
     other = OnnxTarget(copy.deepcopy(tiny.model("llama", **SIZES | {"vocab_size": 50})))
     with pytest.raises(ModelError, match="97 tokens, this one has 64 and 50"):
         HeadDrafter(write(tmp_path), other)
