@@ -44,14 +44,14 @@ class HeadOptions:
     steps: int = option(2000, "Most steps of the optimizer.", min=1)
     minutes: float | None = option(None, "End the training after so long.")
     max_tokens: ReadOption = None
-    seed: int = option(0, "With --steps alone the head follows from it.")
+    seed: int = option(0, "Random seed of the first weights, the order and the noise.")
     start: Path | None = option(None, "Begin with this trained head, to learn from other texts.")
     resume: bool = option(False, "Go on with the training that was left in --out.", "--resume")
     json: o.JsonOption = False
     form: Form | None = setting(None, f"Form: {', '.join(get_args(Form))}. Default: eagle1.")
     slots: int | None = setting(None, "Tokens of a pass, in forms with slots. Default: 4.", least=1)
     batch: int = setting(8, "Texts of a step.", least=1)
-    length: int = setting(256, "Tokens that texts are cut to; pictures stay whole.", least=4)
+    length: int = setting(256, "Tokens of the parts of a text; pictures stay whole.", least=4)
     rate: float | None = setting(None, "Learning rate at its height. Default: by the width.")
     depth: int = setting(1, "Rounds in which the head learns from its own guesses.", least=1)
     vocabulary: int | None = setting(
@@ -140,6 +140,8 @@ def train_from_files(
         settings = replace(settings, length=max(settings.length, *map(len, texts)))
     else:
         target, texts = _load_texts(options, rows, terminal)
+        longest = target.max_length or settings.length
+        settings = replace(settings, length=min(settings.length, longest))
     with terminal.working("training") as show:
         return train_head(
             *(target, texts, options.out, settings),
@@ -163,7 +165,7 @@ def _load_texts(
     target = open_target(loaded)
     with counting(terminal, "reading") as on_progress:
         rows = at_most(tokenized(texts, tokenizer, on_progress), options.max_tokens)
-        return target, [row[: target.max_length].tolist() for row in rows]
+        return target, [row.tolist() for row in rows]
 
 
 def _line(step: TrainingProgress) -> str:

@@ -1,12 +1,15 @@
 """The files of a training, which are checked before torch is imported."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
 from ragspec.errors import InputError, ModelError, StoreError
 from ragspec.models.checks import CONFIG, check_head_files
+from ragspec.storage.filesystem import LOCK, writer_lock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,10 +46,27 @@ def check_out(out: Path, *, resume: bool = False) -> None:
             f"Expected an interrupted training in {out}, got no {CHECKPOINT}. Leave --resume out. "
             f"{advice}"
         )
-    if not out.is_dir() or set(out.iterdir()) <= {out / PART}:  # left by a kill in the first minute
+    left = {out / PART, out / LOCK}  # by a kill in the first minute
+    if not out.is_dir() or set(out.iterdir()) <= left:
         return
     if not head:
         raise InputError(f"{out} holds other files; expected a new folder, or one with a head.")
+
+
+@contextmanager
+def lock_out(out: Path) -> Iterator[None]:
+    """Create the folder of a training, and keep other trainings out of it inside the block.
+
+    Raises:
+        StoreError: The folder cannot be written, or another process trains there.
+    """
+    with writer_lock(out):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # the folder is in use, or the system keeps open files
+                (out / LOCK).unlink()
+                out.rmdir()
 
 
 def read_codes(path: Path) -> "tuple[NDArray[np.int64], NDArray[np.int64] | NDArray[np.float32]]":

@@ -16,7 +16,7 @@ from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.drafters.heads.head import taps_of
 from ragspec.errors import StoreError, pluralize
 from ragspec.training.batches import SHORTEST, StateRead, StateReader
-from ragspec.training.files import CHECKPOINT, PART, check_out
+from ragspec.training.files import CHECKPOINT, PART, check_out, lock_out
 from ragspec.training.image_texts import code_texts
 from ragspec.training.loss import agreement
 from ragspec.training.trainer import (
@@ -59,23 +59,24 @@ def train_head(
         InputError, StoreError, KeyboardInterrupt: See `HeadRun`.
     """
     check_out(out, resume=resume)
-    state = load_state(out) if resume else None
-    held_out, learned = _split(texts)
-    began = time.perf_counter()
-    head = None if start is None else open_head(start, target).to(target.device)
-    trainer = HeadTrainer(target, learned, settings, head=head)
-    states = _read_states(trainer, held_out)
+    with lock_out(out):
+        state = load_state(out) if resume else None
+        held_out, learned = _split(texts)
+        began = time.perf_counter()
+        head = None if start is None else open_head(start, target).to(target.device)
+        trainer = HeadTrainer(target, learned, settings, head=head)
+        states = _read_states(trainer, held_out)
 
-    def judge() -> float:
-        return agreement(trainer.head, target, states)
+        def judge() -> float:
+            return agreement(trainer.head, target, states)
 
-    run = HeadRun(trainer, out, judge, notify)
-    if state is not None:
-        run.resume(state)
-        notify(f"going on after step {trainer.steps}")
-    with stop_signals() as stop:
-        last = run.run(on_step, stop)
-    run.finish(last)
+        run = HeadRun(trainer, out, judge, notify)
+        if state is not None:
+            run.resume(state)
+            notify(f"going on after step {trainer.steps}")
+        with stop_signals() as stop:
+            last = run.run(on_step, stop)
+        run.finish(last)
     if not held_out:
         states.extend(_read_states(trainer, learned))
     return {
@@ -155,6 +156,8 @@ class HeadRun:
             self.write()
         except StoreError as error:
             self.save_checkpoint()
+            if not (self.out / CHECKPOINT).is_file():
+                raise
             raise StoreError(f"{error} --resume with the same options writes it again.") from error
         for name in (CHECKPOINT, PART):
             (self.out / name).unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from numbers import Real
 from pathlib import Path
@@ -207,11 +208,16 @@ class HeadTrainer:
             loss, agreement = head_loss(
                 self.head, self._teacher, read, noise=noise, depth=settings.depth
             )
+        if not math.isfinite(value := float(loss.detach())):
+            raise InputError(
+                f"got a loss of {value} in step {self.steps + 1}; expected a finite number. Lower "
+                f"the learning rate, which is {self.rate:g} at its height."
+            )
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_value_(self.head.parameters(), _CLIP)
         self.optimizer.step()
-        return float(loss.detach()), agreement
+        return value, agreement
 
     def state(self) -> dict[str, object]:
         """Return the state to resume from, for `torch.save`."""
@@ -267,7 +273,8 @@ def save_state(folder: Path, state: Mapping[str, object]) -> None:
         torch.save(state, part)
         os.replace(part, folder / CHECKPOINT)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise StoreError(
             f"Cannot write the state of the training to {folder} ({error}). Free some space."
         ) from error

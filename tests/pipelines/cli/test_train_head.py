@@ -17,14 +17,15 @@ from safetensors import SafetensorError
 from ragspec import Engine, load_model
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import open_head, save_head
-from ragspec.errors import InputError, StoreError
+from ragspec.errors import InputError, ModelError, StoreError
 from ragspec.pipelines.cli.train_head import HeadOptions, train_from_files
 from ragspec.pipelines.console import terminal
 from ragspec.pipelines.console.options import PlaceOptions
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.storage.filesystem import LOCK
 from ragspec.training import run as train_head_run
 from ragspec.training.batches import StateReader
-from ragspec.training.files import CHECKPOINT, check_out
+from ragspec.training.files import CHECKPOINT, check_out, lock_out
 from ragspec.training.trainer import HeadTrainer, HeadTraining
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.families.llamagen import LlamaGen
@@ -131,14 +132,14 @@ def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
 
 
 def test_some_texts_are_held_out_where_there_are_many(tmp_path: Path) -> None:
-    """And texts that the model could not read at once are cut to its context."""
+    """And texts that the model could not read at once are learned in parts."""
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
     tiny.save(model, max_position_embeddings=40)
     rows = ['{"text": "' + tiny.TEXT[i : i + 60].replace("\n", " ") + '"}' for i in range(45)]
     data.write_text("\n".join(rows), encoding="utf-8")
     settings = HeadTraining(steps=2, batch_size=2, length=64)
     result = train(str(model), data, tmp_path / "head", settings)
-    assert (result["texts"], result["held_out"], result["tokens"]) == (45, 3, 45 * 40)
+    assert (result["texts"], result["held_out"], result["tokens"]) == (45, 3, 45 * 60)
 
 
 def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
@@ -260,6 +261,9 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
         patch.setattr("safetensors.torch.save_file", Mock(side_effect=error))
         with pytest.raises(StoreError, match=r"disk with room\. --resume with the same"):
             train(*some, tmp_path / "other", SETTINGS)
+        patch.setattr(torch, "save", full_disk)
+        with pytest.raises(StoreError, match=r"disk with room\.$"):  # no state to go on with
+            train(*some, tmp_path / "third", SETTINGS)
     assert train(*some, tmp_path / "other", SETTINGS, resume=True)["steps"] == 12
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == WRITTEN
     with pytest.raises(StoreError, match="Expected an interrupted training"):
@@ -271,6 +275,37 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     (tmp_path / "head" / CHECKPOINT).write_bytes(b"nothing of the kind")
     with pytest.raises(StoreError, match="is damaged"):
         train(*some, tmp_path / "head", SETTINGS, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("rate", "error", "message"),
+    [(1e12, InputError, "nan in step 2; .* Lower"), (1e300, ModelError, "infinities or NaN")],
+)
+def test_a_head_that_is_not_finite_replaces_none(
+    rate: float, error: type[Exception], message: str, some: Files, tmp_path: Path
+) -> None:
+    train(*some, tmp_path / "head", SETTINGS)
+    before = (tmp_path / "head" / WRITTEN[1]).read_bytes()
+    settings = replace(SETTINGS, steps=12 if rate < 1e99 else 1, learning_rate=rate)
+    with pytest.raises(error, match=message):
+        train(*some, tmp_path / "head", settings)
+    assert sorted(path.name for path in (tmp_path / "head").iterdir()) == WRITTEN
+    assert (tmp_path / "head" / WRITTEN[1]).read_bytes() == before
+
+
+def test_a_folder_is_tried_before_the_training(some: Files, tmp_path: Path) -> None:
+    """A second training there at once would cost one of the two heads."""
+    settings = replace(SETTINGS, learning_rate=1e12)  # fails once it has begun
+    with pytest.raises(StoreError, match=r"x cannot be written \(Not a directory\); name"):
+        train(*some, some[1] / "x", settings)
+    busy = pytest.raises(StoreError, match="head is being written by another process")
+    with lock_out(tmp_path / "head"), busy:
+        train(*some, tmp_path / "head", settings)
+    assert not (tmp_path / "head").exists()
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / LOCK).touch()  # left by a kill
+    train(*some, tmp_path / "head", replace(SETTINGS, steps=1))
+    assert sorted(path.name for path in (tmp_path / "head").iterdir()) == WRITTEN
 
 
 def test_a_head_can_begin_with_another(some: Files, tmp_path: Path, capsys: Capture) -> None:
