@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,14 +15,12 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import option, setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import Item, TextColumns, read_texts
+from ragspec.pipelines.console.texts import TextColumns, read_texts
 from ragspec.training.files import check_out, read_codes
 from ragspec.visual.loading import find_folder
 
 if TYPE_CHECKING:
     from ragspec.training.trainer import HeadTraining, TrainingProgress
-    from ragspec.verification.causal import CausalTarget
-
 
 Form = Literal["eagle1", "eagle3", "peagle", "dflash", "medusa", "hydra", "hydra++"]
 
@@ -51,7 +48,7 @@ class HeadOptions:
     form: Form | None = setting(None, f"Form: {', '.join(get_args(Form))}. Default: eagle1.")
     slots: int | None = setting(None, "Tokens of a pass, in forms with slots. Default: 4.", least=1)
     batch: int = setting(8, "Texts of a step.", least=1)
-    length: int = setting(256, "Tokens of the parts of a text; pictures stay whole.", least=4)
+    length: int = setting(256, "Split texts into so many tokens; pictures stay whole.", least=4)
     rate: float | None = setting(None, "Learning rate at its height. Default: by the width.")
     depth: int = setting(1, "Rounds in which the head learns from its own guesses.", least=1)
     vocabulary: int | None = setting(
@@ -73,8 +70,9 @@ class HeadOptions:
                 check_head_vocabulary(self.vocabulary, size)
         if self.start is not None:
             check_head_files(self.start)
-        _check_positive(self.minutes, "--minutes")
-        _check_positive(self.rate, "rate")
+        for number, name in ((self.minutes, "--minutes"), (self.rate, "rate")):
+            if number is not None and not 0.0 < number < inf:
+                raise InputError(f"{name} is {number:g}; expected a number above 0, or none.")
 
     @property
     def pictures(self) -> bool:
@@ -116,11 +114,6 @@ def train_head(options: HeadOptions) -> None:
     )
 
 
-def _check_positive(number: float | None, option: str) -> None:
-    if number is not None and not (isfinite(number) and number > 0.0):
-        raise InputError(f"{option} is {number:g}; expected a number above 0, or leave it out.")
-
-
 def train_from_files(
     options: HeadOptions, terminal: Terminal, settings: HeadTraining | None = None
 ) -> dict[str, Any]:
@@ -128,7 +121,10 @@ def train_from_files(
     pictures = read_codes(options.data) if options.pictures else ()
     rows = () if pictures else read_texts([str(options.data)], TextColumns(), terminal.note_skipped)
 
+    from ragspec.models.load import load_model
+    from ragspec.retrievers.corpus.catalogue import tokenized
     from ragspec.training.run import load_pictures, train_head
+    from ragspec.verification.open import open_target
 
     o.silence_transformers()
     settings, place = settings or options.training(), options.place
@@ -139,7 +135,12 @@ def train_from_files(
         # A piece of a picture without its condition would teach the head nonsense.
         settings = replace(settings, length=max(settings.length, *map(len, texts)))
     else:
-        target, texts = _load_texts(options, rows, terminal)
+        with terminal.working("loading the model"):
+            loaded, tokenizer = load_model(options.model, place.device, place.dtype)
+        target = open_target(loaded)
+        with counting(terminal, "reading") as on_progress:
+            read = at_most(tokenized(rows, tokenizer, on_progress), options.max_tokens)
+            texts = [row.tolist() for row in read]
         longest = target.max_length or settings.length
         settings = replace(settings, length=min(settings.length, longest))
     with terminal.working("training") as show:
@@ -150,22 +151,6 @@ def train_from_files(
             start=options.start,
             resume=options.resume,
         )
-
-
-def _load_texts(
-    options: HeadOptions, texts: Iterable[Item], terminal: Terminal
-) -> tuple[CausalTarget, list[list[int]]]:
-    """Return a text model as a target, and texts as token ids."""
-    from ragspec.models.load import load_model
-    from ragspec.retrievers.corpus.catalogue import tokenized
-    from ragspec.verification.open import open_target
-
-    with terminal.working("loading the model"):
-        loaded, tokenizer = load_model(options.model, options.place.device, options.place.dtype)
-    target = open_target(loaded)
-    with counting(terminal, "reading") as on_progress:
-        rows = at_most(tokenized(texts, tokenizer, on_progress), options.max_tokens)
-        return target, [row.tolist() for row in rows]
 
 
 def _line(step: TrainingProgress) -> str:

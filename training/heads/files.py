@@ -46,8 +46,7 @@ def check_out(out: Path, *, resume: bool = False) -> None:
             f"Expected an interrupted training in {out}, got no {CHECKPOINT}. Leave --resume out. "
             f"{advice}"
         )
-    left = {out / PART, out / LOCK}  # by a kill in the first minute
-    if not out.is_dir() or set(out.iterdir()) <= left:
+    if not out.is_dir() or set(out.iterdir()) <= {out / PART, out / LOCK}:  # left by an early kill
         return
     if not head:
         raise InputError(f"{out} holds other files; expected a new folder, or one with a head.")

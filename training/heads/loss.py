@@ -79,8 +79,9 @@ def head_loss(
         noise: Added to the target's states as inputs, [R, T - 1, W].
         depth: Number of rounds of a head that reads its own output.
     """
+    learns_states = head.config.join == "project"
     # The weights of both distances, and that of a round relative to the one before, as published.
-    features, distributions, decay = (1.0, 0.1, 1.0) if _learns_states(head) else (0.0, 1.0, 0.8)
+    features, distributions, decay = (1.0, 0.1, 1.0) if learns_states else (0.0, 1.0, 0.8)
     after, real = read.states[:, 1:], read.real[:, 1:]
     total, agreement = torch.zeros((), device=after.device), 0.0
     weight, whole = 1.0, 0.0
@@ -102,11 +103,6 @@ def head_loss(
             hits = ours.argmax(-1) == theirs.argmax(-1)
             agreement = float(hits.sum() / max(1, len(hits)))
     return total / whole, agreement
-
-
-def _learns_states(head: DraftHead) -> bool:
-    """Return whether a head learns states, and reads its predictions without gradient."""
-    return head.config.join == "project"
 
 
 def rounds(
@@ -151,7 +147,7 @@ def rounds(
             inputs = head.project(head.mask_taps).expand(len(embedded), n - start, -1)
             continue
         fed = guessed.fed[:, guessed.fed.shape[1] - n + start :]
-        fed = fed.detach() if _learns_states(head) else fed
+        fed = fed.detach() if head.config.join == "project" else fed
         inputs = torch.cat([before[:, start : start + 1], fed[:, :-1]], 1)
 
 

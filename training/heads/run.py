@@ -150,8 +150,7 @@ class HeadRun:
             self.notify(f"{done}; --resume with more --steps or --minutes goes on")
             return
         if last is None:
-            ended = "the training had come to its end"
-            self.notify(f"{ended}; --start {self.out} learns on from its head")
+            self.notify(f"the training had ended; --start {self.out} learns on from its head")
         try:
             self.write()
         except StoreError as error:

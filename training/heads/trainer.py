@@ -170,12 +170,9 @@ class HeadTrainer:
         self._read = read or StateReader(target, chunks, taps, head=self.head).read
         self._teacher = Teacher(target, self.head)
         self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size
+        options: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": settings.weight_decay}
         self.optimizer = torch.optim.AdamW(
-            self.head.parameters(),
-            lr=self.rate,
-            betas=(0.9, 0.95),
-            weight_decay=settings.weight_decay,
-            fused=True,
+            self.head.parameters(), lr=self.rate, fused=True, **options
         )
         self.steps = 0
         self._spent = 0.0  # seconds of runs before this one

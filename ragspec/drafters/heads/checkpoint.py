@@ -90,17 +90,15 @@ class Checkpoint:
         for path in {self.names[name] for name in names if name not in tensors}:
             with safe_open(path, "pt") as file:
                 stored = {*file.keys()}
-                for name in names:
-                    if self.names[name] != path:
-                        continue
+                for name in (each for each in names if self.names[each] == path):
                     if name in stored:
                         tensors[name] = file.get_tensor(name)
                     else:
                         parts = (name.removesuffix("weight") + each for each in _PARTS)
                         codes, scales = map(file.get_tensor, parts)
                         tensors[name] = block_floats(codes, scales.float())
-        small = [name for name in names if tensors[name].element_size() < 2]
-        small = [name for name in small if tensors[name].dtype != torch.bool]
+        small = [n for n, each in tensors.items() if each.element_size() < 2]
+        small = [n for n in small if tensors[n].dtype != torch.bool]
         if small or (small := [name for name in self.names if name.endswith("_scale_inv")]):
             raise UnsupportedModelError(
                 f"{self.folder} has quantised weights ({', '.join(sorted(small)[:3])}); expected "

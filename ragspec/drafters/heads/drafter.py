@@ -153,9 +153,8 @@ def _ready(head: DraftHead | Path | str, target: CausalTarget) -> DraftHead | He
         weights = read_head(head, target)
         check_head(weights.config, target)
         with refuse_damage(head):
-            graph = open_graph(weights, target)
-        if graph is not None:
-            return graph
+            if (graph := open_graph(weights, target)) is not None:
+                return graph
         head = head_of(weights, head)
     elif isinstance(head, DraftHead):
         check_head(head.config, target)

@@ -341,9 +341,7 @@ def _differences(config: HeadConfig, target: CausalTarget) -> Iterator[str]:
         )
     floating = all(weight.is_floating_point() for weight in target.output_head.parameters())
     if floating and config.target and config.target != (other := target_print(target)):
-        yield (
-            f"was trained for another target (fingerprint {config.target[:12]}, got {other[:12]})"
-        )
+        yield f"is for another target (fingerprint {config.target[:12]}, got {other[:12]})"
 
 
 def embedding_size(target: CausalTarget) -> int:

@@ -131,9 +131,8 @@ class BlockHead(DraftHead):
         self.layers = layers
         if rank := config.markov_rank:
             self.markov_in = nn.Embedding(config.vocab_size, rank)
-            self.markov_out = nn.Linear(
-                rank, config.draft_vocab_size or config.vocab_size, bias=False
-            )
+            rows = config.draft_vocab_size or config.vocab_size
+            self.markov_out = nn.Linear(rank, rows, bias=False)
 
     def project(self, taps: Tensor) -> Tensor:
         """Return the states whose keys and values are injected; see `DraftHead.project`."""

@@ -55,11 +55,8 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     inner: dict[str, Any] = config["transformer_layer_config"]
     layers = select_layers(inner) | {"model_type": inner.get("model_type", "qwen3")}
     width = size_of(layers, "hidden_size")
-    common: dict[str, Any] = {
-        "layers": layers,
-        "vocab_size": size_of(inner, "vocab_size"),
-        "form": kind,
-    }
+    vocab_size = size_of(inner, "vocab_size")
+    common: dict[str, Any] = {"layers": layers, "vocab_size": vocab_size, "form": kind}
     if kind == "mtp":
         layers["num_hidden_layers"] = 1
         feeds_norm = bool(checkpoint.ragspec_settings.get("feeds_norm", True))
