@@ -56,7 +56,8 @@ def train_head(
         resume: Continue the training that was interrupted in `out`.
 
     Raises:
-        InputError, StoreError, KeyboardInterrupt: See `HeadRun`.
+        InputError, ModelError: The loss, or the head at last, is not finite.
+        StoreError, KeyboardInterrupt: See `lock_out` and `HeadRun`.
     """
     check_out(out, resume=resume)
     with lock_out(out):

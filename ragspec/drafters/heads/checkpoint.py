@@ -97,8 +97,7 @@ class Checkpoint:
                         parts = (name.removesuffix("weight") + each for each in _PARTS)
                         codes, scales = map(file.get_tensor, parts)
                         tensors[name] = block_floats(codes, scales.float())
-        small = [n for n, each in tensors.items() if each.element_size() < 2]
-        small = [n for n in small if tensors[n].dtype != torch.bool]
+        small = [n for n, t in tensors.items() if t.element_size() < 2 and t.dtype != torch.bool]
         if small or (small := [name for name in self.names if name.endswith("_scale_inv")]):
             raise UnsupportedModelError(
                 f"{self.folder} has quantised weights ({', '.join(sorted(small)[:3])}); expected "

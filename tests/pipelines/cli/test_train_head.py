@@ -277,18 +277,13 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
         train(*some, tmp_path / "head", SETTINGS, resume=True)
 
 
-@pytest.mark.parametrize(
-    ("rate", "error", "message"),
-    [(1e12, InputError, "nan in step 2; .* Lower"), (1e300, ModelError, "infinities or NaN")],
-)
-def test_a_head_that_is_not_finite_replaces_none(
-    rate: float, error: type[Exception], message: str, some: Files, tmp_path: Path
-) -> None:
+def test_a_head_that_is_not_finite_replaces_none(some: Files, tmp_path: Path) -> None:
     train(*some, tmp_path / "head", SETTINGS)
     before = (tmp_path / "head" / WRITTEN[1]).read_bytes()
-    settings = replace(SETTINGS, steps=12 if rate < 1e99 else 1, learning_rate=rate)
-    with pytest.raises(error, match=message):
-        train(*some, tmp_path / "head", settings)
+    with pytest.raises(InputError, match=r"loss of nan in step 2; .* Lower the learning rate"):
+        train(*some, tmp_path / "head", replace(SETTINGS, learning_rate=1e12))
+    with pytest.raises(ModelError, match="infinities or NaN"):
+        train(*some, tmp_path / "head", replace(SETTINGS, steps=1, learning_rate=1e300))
     assert sorted(path.name for path in (tmp_path / "head").iterdir()) == WRITTEN
     assert (tmp_path / "head" / WRITTEN[1]).read_bytes() == before
 

@@ -96,10 +96,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         assert "pickle" not in str(caught.value)
     np.save(tmp_path / "one.npy", CODES.numpy())
     (tmp_path / "one.npy").rename(path)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_codes(path)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_codes(tmp_path / "nowhere.npz")
+    for each in (path, tmp_path / "nowhere.npz"):
+        with pytest.raises(InputError, match="cannot be read"):
+            read_codes(each)
     for name in ("codes", "labels"):
         arrays: Any = {"codes": CODES.numpy(), "labels": np.zeros(4, int)}
         np.savez(path, **arrays | {name: np.full(4, 1.7)})

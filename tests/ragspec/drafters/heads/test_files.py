@@ -176,11 +176,7 @@ def test_pickled_weights_are_read_without_running_code(tmp_path: Path) -> None:
         ("eagle3", {"midlayer.self_attn.q_proj.weight": torch.zeros(H, H)}, "q_proj"),
         ("eagle3", {"t2d": torch.ones(V, dtype=torch.bool)}, "t2d marks other tokens"),
         ("eagle3", {"d2t": torch.zeros(DRAFTED, dtype=torch.int64) - 1}, "no increasing ids"),
-        (
-            "eagle3",
-            {"fc.weight": torch.zeros(H, 3 * H).to(torch.float8_e4m3fn)},
-            "quantised weights",
-        ),
+        ("eagle3", {"fc.weight": torch.zeros(H).to(torch.float8_e4m3fn)}, "quantised weights"),
         ("eagle3", {"fc.weight": torch.zeros(H, 3 * H, dtype=torch.int8)}, "quantised weights"),
         ("eagle3", {"hidden_size": 32}, "size mismatch|hidden size"),
         ("eagle3", {"hidden_size": "wide"}, "hidden_size"),

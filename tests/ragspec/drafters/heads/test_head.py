@@ -54,9 +54,8 @@ def test_the_generator_alone_decides_on_fresh_weights() -> None:
     before = torch.get_rng_state()
     first, again, other = (heads.fresh(target, seed) for seed in (5, 5, 6))
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(
-        torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)
-    )
+    pairs = zip(first.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
     assert not torch.equal(first.fc.weight, other.fc.weight)
 
 
