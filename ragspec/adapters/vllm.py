@@ -163,4 +163,4 @@ def _tokenizer(model: ModelConfig) -> Tokenizer:
     """Return the host's tokenizer, which the stores must fit."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model.tokenizer)
+    return AutoTokenizer.from_pretrained(model.tokenizer, trust_remote_code=False)

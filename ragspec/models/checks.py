@@ -147,6 +147,8 @@ def check_language_model(source: ResolvedModel) -> None:
             f"{source.name} is an encoder-decoder model; expected a decoder-only one. Use one that "
             "AutoModelForCausalLM loads and generates with."
         )
+    if (settings := source.folder / "generation_config.json").is_file():
+        read_config(settings)  # transformers would use defaults in its place
     if not any(source.folder.glob("pytorch_model*.bin")):  # transformers reads those safely
         check_weights(source.folder)
 
@@ -244,16 +246,17 @@ def check_tensors(path: Path) -> None:
         ) from error
 
 
-def read_config(path: Path, name: str) -> dict[str, Any]:
+def read_config(path: Path, name: str = "") -> dict[str, Any]:
     """Return the object in a JSON file; raise ModelError if it is damaged or lacks a value."""
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        reason = "" if isinstance(config, dict) and config.get(name) else f"no {name} in it"
+        there = isinstance(config, dict) and (not name or config.get(name))
+        reason = "" if there else f"no {name or 'object'} in it"
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
     if reason:
         raise ModelError(
-            f"{path} cannot be used ({reason}); expected an object in JSON with {name}, as "
-            "save_pretrained writes it. Copy it again, or name another model."
+            f"{path} cannot be used ({reason}); expected an object in JSON{name and ' with '}{name}"
+            ", as save_pretrained writes it. Copy it again, or name another model."
         )
     return config

@@ -9,7 +9,7 @@ import torch
 
 from ragspec.errors import ModelError, UnsupportedModelError
 from ragspec.models.checks import MAPS, TOKENIZERS, check_adapter, check_language_model, check_place
-from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.device import out_of_memory, pick_device, pick_dtype
 from ragspec.models.gguf import converted_folder, keep_converted
 from ragspec.models.quantized import INT8, expect_package, quantized
 from ragspec.models.resolve import is_model, resolve_model
@@ -37,14 +37,26 @@ def with_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         if keys := [*result.missing_keys, *result.unexpected_keys]:
             raise ValueError(f"model and adapter differ in {len(keys)} weights, such as {keys[0]}")
         return adapted.merge_and_unload()
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+    except Exception as error:  # damaged files may raise any
+        if out_of_memory(error):
+            raise
         raise ModelError(
             f"the adapter {folder} cannot be merged into {type(model).__name__}: {error}. Expected "
             "one that was trained on this model and changes its weights, such as LoRA."
         ) from error
 
 
-LOCAL: Mapping[str, object] = MappingProxyType({"local_files_only": True})
+LOCAL: Mapping[str, object] = MappingProxyType(
+    {"local_files_only": True, "trust_remote_code": False}  # None would ask on stdin
+)
+# What errors of transformers mean here, by a word in them; their advice does not apply.
+_MEANINGS = MappingProxyType(
+    {
+        "trust_remote_code": "it needs Python code from its folder, which ragspec never runs",
+        "weights_only": "its pickled weights are damaged, or hold more than tensors",
+        "ignore_mismatched_sizes": "its weights have other sizes than config.json says",
+    }
+)
 
 
 def load_model(
@@ -124,7 +136,6 @@ def _read_model(
     Args:
         where: Begins the messages of errors.
     """
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -133,19 +144,18 @@ def _read_model(
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder, output_loading_info=True, **files, **weights
             )
-    except UnsupportedModelError:
-        raise
-    except Exception as error:  # a damaged GGUF file may raise any
+    except Exception as error:  # damaged files may raise any
+        if isinstance(error, UnsupportedModelError) or out_of_memory(error):
+            raise
         if "gguf_file" in files:
             raise ModelError(
-                f"{where} but cannot be read as GGUF ({type(error).__name__}: {error}). It is "
-                "damaged, or of an unknown architecture. Copy it again, or name safetensors."
+                f"{where} but cannot be read as GGUF ({_reason(error)}). It is damaged, or of an "
+                "unknown architecture. Copy it again, or name safetensors."
             ) from error
-        if not isinstance(error, OSError | ValueError | KeyError | SafetensorError):
-            raise
         raise ModelError(
-            f"{where} but transformers cannot load it as a causal language model: {error}. "
-            "Expected a folder written by save_pretrained, or a GGUF file that transformers reads."
+            f"{where} but transformers cannot load it as a causal language model "
+            f"({_reason(error)}). Expected a folder written by save_pretrained for a class of "
+            "transformers. Copy it again, or name another model."
         ) from error
     if missing := ", ".join(sorted(info["missing_keys"])[:3]):  # they would be random ones
         raise ModelError(f"{where} but lacks the weights {missing}. Copy it again.")
@@ -161,10 +171,16 @@ def read_tokenizer(where: str, folder: Path, files: Mapping[str, object]) -> Tok
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         if any((folder / file).exists() for file in TOKENIZERS) or "gguf_file" in files:
             raise ModelError(
-                f"{where} but transformers cannot load its tokenizer: {error}. Expected the files "
-                "that save_pretrained writes; copy them again."
+                f"{where} but transformers cannot load its tokenizer ({_reason(error)}). Expected "
+                "the files that save_pretrained writes; copy them again."
             ) from error
         return None
+
+
+def _reason(error: Exception) -> str:
+    """Return why transformers cannot load a model, in words that are true here."""
+    text = f"{type(error).__name__}: {error}"
+    return next((meaning for word, meaning in _MEANINGS.items() if word in text), text)
 
 
 @contextmanager

@@ -220,8 +220,11 @@ def missing_files(folder: Path) -> list[str]:
         return ["config.json"]
     indexes = sorted(folder.rglob("*.safetensors.index.json"))
     if indexes:
-        shards = set(json.loads(indexes[0].read_text(encoding="utf-8"))["weight_map"].values())
-        return sorted(s for s in shards if not (indexes[0].parent / s).is_file())
+        try:
+            shards = set(json.loads(indexes[0].read_text(encoding="utf-8"))["weight_map"].values())
+            return sorted(s for s in shards if not (indexes[0].parent / s).is_file())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # it is damaged
+            return [f"a whole {indexes[0].name}"]
     return [] if any(folder.rglob("*.safetensors")) else ["*.safetensors"]
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -369,6 +370,13 @@ def call_sins(function: str, node: ast.Call) -> Iterator[str]:
         yield f"{function}(): a global generator"
     if function == "torch.load" and ast.unparse(keywords.get("weights_only", node)) != "True":
         yield "torch.load without weights_only=True"
+    if re.fullmatch(r"Auto\w+\.from_pretrained", function) and not {
+        k.arg for k in node.keywords
+    } & {
+        "trust_remote_code",
+        None,  # **LOCAL
+    }:
+        yield "from_pretrained of an Auto class, which may ask whether to run a folder's code"
     for switch in ("trust_remote_code", "allow_pickle", "shell"):
         if switch in keywords and ast.unparse(keywords[switch]) != "False":
             yield f"{switch}={ast.unparse(keywords[switch])}"
@@ -416,6 +424,7 @@ def test_nothing_forbidden_is_used() -> None:
         "from pickle import loads",
         "eval('1')",
         "load(trust_remote_code=True)",
+        "AutoConfig.from_pretrained(folder, local_files_only=True)",
         "load(trust_remote_code=flag)",
         "x.to('cuda')",
         "x.to('cuda:0')",

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.models.device import input_device
+from ragspec.models.load import LOCAL
 from ragspec.types import PreTrainedModel, Tokenizer
 from ragspec.verification.batch import Batch
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
@@ -145,7 +146,7 @@ class PromptFamily(Family):
 
         root = folder.target
         try:
-            tokenizer = AutoTokenizer.from_pretrained(root, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(root, **LOCAL)
             if tokenizer.chat_template is None and (root / _TEMPLATE).is_file():
                 template = json.loads((root / _TEMPLATE).read_text(encoding="utf-8"))
                 tokenizer.chat_template = template.get("chat_template")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError, ModelError
+from ragspec.models.load import LOCAL
 from ragspec.models.resolve import resolve_model
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ class TextEncoder:
 
         folder = resolve_model(str(name)).folder
         try:
-            encoder = AutoModelForTextEncoding.from_pretrained(folder, dtype=dtype)
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+            encoder = AutoModelForTextEncoding.from_pretrained(folder, dtype=dtype, **LOCAL)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
                 f"{folder} holds no text encoder that transformers can load ({error}); expected "

@@ -76,9 +76,37 @@ def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
         assert torch.equal(loaded(ids).logits, tied(ids).logits)
 
 
-def test_a_damaged_tokenizer_is_refused_rather_than_left_out(saved: Path) -> None:
-    (saved / "tokenizer.json").write_text("{", encoding="utf-8")
-    with pytest.raises(errors.ModelError, match="cannot load its tokenizer"):
+CODE = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M", "AutoTokenizer": ["code.T", None]}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "expected int": {"hidden_size": "64"},
+    "ZeroDivisionError": {"num_attention_heads": 0},
+    "other sizes": {"vocab_size": 200},
+    "GPTQ": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+    "model .*never runs": {"model_type": "custom", "auto_map": CODE},
+}
+OTHERS = {
+    "tokenizer .*never runs": ("tokenizer_config.json", {"tokenizer_class": "T", "auto_map": CODE}),
+    "cannot load its tokenizer": ("tokenizer.json", []),
+    r"lacks a whole model\.safetensors\.index": ("model.safetensors.index.json", []),
+    r"generation_config\.json cannot be used \(no object": ("generation_config.json", []),
+    "damaged, or hold more than tensors": ("pytorch_model.bin", []),
+}
+
+
+@pytest.mark.parametrize("said", [*CONFIGS, *OTHERS])
+def test_wrong_files_are_errors_and_their_code_does_not_run(
+    said: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, change = OTHERS.get(said) or ("config.json", CONFIGS[said])
+    path = saved / name
+    if isinstance(change, dict):
+        change = json.loads(path.read_text("utf-8")) | change
+    path.write_text(json.dumps(change), encoding="utf-8")
+    if path.suffix == ".bin":
+        (saved / "model.safetensors").unlink()
+    (saved / "code.py").write_text("raise SystemExit('it runs')", encoding="utf-8")
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    with pytest.raises(errors.ModelError, match=said):
         load_model(saved)
 
 
