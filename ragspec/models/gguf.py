@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragspec.models.resolve import is_model
 from ragspec.storage.filesystem import cache_directory
 from ragspec.types import PreTrainedModel, Tokenizer
 
@@ -31,8 +30,10 @@ def converted_folder(file: Path, dtype: "torch.dtype | str") -> Path:
 
 def keep_converted(file: Path, folder: Path, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
     """Save a model that was read from a GGUF file, unless the disk is full or read-only."""
+    from safetensors import SafetensorError
+
     size = sum(weight.nbytes for weight in model.state_dict().values())
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, SafetensorError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(folder.parent).free < size + SPARE:
             return
@@ -45,7 +46,11 @@ def keep_converted(file: Path, folder: Path, model: PreTrainedModel, tokenizer: 
 
 
 def converted_models() -> dict[Path, str]:
-    """Return the GGUF file of each folder that one was converted to."""
-    records = sorted((cache_directory() / "models").glob(f"*/{RECORD}"))
-    read = {each.parent: each.read_text("utf-8") for each in records if is_model(each.parent)}
-    return {folder: json.loads(text)["file"] for folder, text in read.items()}
+    """Return the GGUF file of each folder that one was converted to; its name if it is damaged."""
+    models = dict[Path, str]()
+    for record in sorted((cache_directory() / "models").glob(f"*/{RECORD}")):
+        try:
+            models[record.parent] = str(json.loads(record.read_text("utf-8"))["file"])
+        except (OSError, ValueError, LookupError, TypeError):
+            models[record.parent] = record.parent.name
+    return models

@@ -1,5 +1,7 @@
 """Load models: by name, with an adapter, or quantized."""
 
+import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,11 +10,18 @@ from types import MappingProxyType
 import torch
 
 from ragspec.errors import ModelError, UnsupportedModelError
-from ragspec.models.checks import MAPS, TOKENIZERS, check_adapter, check_language_model, check_place
+from ragspec.models.checks import (
+    MAPS,
+    TOKENIZERS,
+    check_adapter,
+    check_language_model,
+    check_place,
+    check_tokenizer,
+)
 from ragspec.models.device import out_of_memory, pick_device, pick_dtype
 from ragspec.models.gguf import converted_folder, keep_converted
 from ragspec.models.quantized import INT8, expect_package, quantized
-from ragspec.models.resolve import is_model, resolve_model
+from ragspec.models.resolve import ModelOrigin, ResolvedModel, resolve_model
 from ragspec.models.supported import check_config
 from ragspec.types import PreTrainedModel, Tokenizer
 
@@ -95,22 +104,44 @@ def load_model(
     weights: dict[str, object] = {"dtype": kind}
     if device_map is not None:
         weights["device_map"] = device_map
-    folder, file = source.folder, None if source.file is None else source.folder / source.file
-    cached = None if file is None else converted_folder(file, kind)
-    if cached is not None and is_model(cached):
-        folder, file = cached, None
-    if file is not None and cached is not None:
-        model, tokenizer = read_gguf(file, weights)
-        keep_converted(file, cached, model, tokenizer)
+    if source.file is None:
+        model, tokenizer = _read_folder(name, source.folder, weights)
     else:
-        where = f"{name} was found at {folder}"
-        model = _read_model(where, folder, LOCAL, weights)
-        tokenizer = read_tokenizer(where, folder, LOCAL)
+        model, tokenizer = _read_converted(source.folder / source.file, kind, weights)
     model = model.eval() if device_map is not None else model.to(place).eval()
     if adapter is not None:
         model = with_adapter(model, adapter)
     if dtype == INT8:
         model = quantized(model)
+    return model, tokenizer
+
+
+def _read_folder(
+    name: str | Path, folder: Path, weights: Mapping[str, object]
+) -> tuple[PreTrainedModel, Tokenizer]:
+    where = f"{name} was found at {folder}"
+    model = _read_model(where, folder, LOCAL, weights)
+    return model, read_tokenizer(where, folder, LOCAL)
+
+
+def _read_converted(
+    file: Path, dtype: torch.dtype | str, weights: Mapping[str, object]
+) -> tuple[PreTrainedModel, Tokenizer]:
+    """Return what a GGUF file was converted to; convert it if that is not there, or damaged."""
+    folder = converted_folder(file, dtype)
+    if folder.is_dir():
+        try:
+            check_tokenizer(ResolvedModel(str(file), folder, ModelOrigin.CACHE))
+            return _read_folder(file, folder, weights)
+        except ModelError as error:
+            warnings.warn(
+                f"the conversion in {folder} is damaged ({error}); it is made anew.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            shutil.rmtree(folder, ignore_errors=True)
+    model, tokenizer = read_gguf(file, weights)
+    keep_converted(file, folder, model, tokenizer)
     return model, tokenizer
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import UnsupportedModelError
+from ragspec.models.quantized import INT8, weights_of
 from ragspec.models.supported import foreign_layers, scales_by_slot, state_layers, unwrapped
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors
@@ -75,7 +76,7 @@ class Trial:
     """Runs one model by several methods on the same tokens and compares the logits."""
 
     def __init__(self, target: CausalTarget) -> None:
-        self.target = target
+        self.target, self.rounds_inputs = target, weights_of(target.loaded) == INT8
         self.generator = torch.Generator().manual_seed(0)
         self.vocabulary = _plain_tokens(target)
         self.prefix = PREFIXES[0]
@@ -95,7 +96,7 @@ class Trial:
             return ProbeAttempt(math.inf, tolerance, f"{type(raised).__name__}: {raised}"[:200])
         expected = [self._expected(case) for case in cases]
         worst = torch.cat([_difference(a, b) for a, b in zip(logits, expected, strict=True)])
-        half = self.target.chains or torch.finfo(self.target.dtype).bits < 32
+        half = self.rounds_inputs or torch.finfo(self.target.dtype).bits < 32
         error = float(worst.quantile(QUANTILE) if half else worst.max())
         return ProbeAttempt(math.inf if math.isnan(error) else error, tolerance)
 
@@ -115,7 +116,7 @@ class Trial:
 
     def _rounding(self) -> float:
         precision = torch.finfo(self.target.dtype)
-        if self.target.chains:  # of quantized weights, whose inputs have 8 bits
+        if self.rounds_inputs:  # to 8 bits
             return HALF_ROUNDING * 2**-7 * self.scale
         if precision.bits < 32:
             return HALF_ROUNDING * precision.eps * self.scale

@@ -11,6 +11,7 @@ from accelerate import cpu_offload
 from ragspec.errors import UnsupportedModelError
 from ragspec.verification import tree_attention, tree_session
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import load_target
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.probe import PREFIXES, Trial, probe, probe_target, shortest_window
 from ragspec.verification.sequence_cache import SequenceCache
@@ -89,6 +90,19 @@ def test_a_broken_target_is_caught(
     verdict = probe(CausalTarget(build(name, dtype)))
     assert verdict.mode == "chain", verdict
     assert "logits are off by" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "mutant"),
+    [(tree_session, "_related", chains_only), (SequenceCache, "move", lambda *_: None)],
+)
+def test_a_trained_model_in_8_bits_passes_and_a_broken_one_is_caught(
+    place: Any, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, _ = load_target("starter", "cpu", "int8", runtime="torch")
+    assert type(target) is CausalTarget and target.rounds  # so texts are exact up to rounding
+    monkeypatch.setattr(place, name, mutant)
+    assert probe(target).mode == "chain"
 
 
 def test_a_model_that_no_variant_fits_is_refused() -> None:
