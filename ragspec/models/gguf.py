@@ -6,8 +6,12 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
 
 from ragspec.storage.filesystem import cache_directory
 from ragspec.types import PreTrainedModel, Tokenizer
@@ -29,20 +33,34 @@ def converted_folder(file: Path, dtype: "torch.dtype | str") -> Path:
 
 
 def keep_converted(file: Path, folder: Path, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-    """Save a model that was read from a GGUF file, unless the disk is full or read-only."""
-    from safetensors import SafetensorError
+    """Save a model that was read from a GGUF file; see `fill`."""
 
-    size = sum(weight.nbytes for weight in model.state_dict().values())
+    def write(whole: Path) -> None:
+        model.save_pretrained(whole)
+        tokenizer.save_pretrained(whole)
+        (whole / RECORD).write_text(json.dumps({"file": str(file.resolve())}), encoding="utf-8")
+
+    fill(folder, sum(weight.nbytes for weight in model.state_dict().values()), write)
+
+
+def fill(folder: Path, size: int, write: Callable[[Path], None]) -> None:
+    """Write a folder of so many bytes to the cache, unless the disk is full or read-only."""
     with contextlib.suppress(OSError, SafetensorError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(folder.parent).free < size + SPARE:
             return
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as part:
-            whole = Path(part) / "model"
-            model.save_pretrained(whole)
-            tokenizer.save_pretrained(whole)
-            (whole / RECORD).write_text(json.dumps({"file": str(file.resolve())}), encoding="utf-8")
+            whole = Path(part) / "whole"
+            whole.mkdir()
+            write(whole)
             os.replace(whole, folder)  # fails if another process was faster
+
+
+def discard(folder: Path, error: Exception) -> None:
+    """Delete a damaged folder of the cache, with a warning."""
+    text = f"{folder} is damaged ({error}); it is made anew."
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def converted_models() -> dict[Path, str]:

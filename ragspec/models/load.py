@@ -1,7 +1,5 @@
 """Load models: by name, with an adapter, or quantized."""
 
-import shutil
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,16 +8,9 @@ from types import MappingProxyType
 import torch
 
 from ragspec.errors import ModelError, UnsupportedModelError
-from ragspec.models.checks import (
-    MAPS,
-    TOKENIZERS,
-    check_adapter,
-    check_language_model,
-    check_place,
-    check_tokenizer,
-)
+from ragspec.models import checks
 from ragspec.models.device import out_of_memory, pick_device, pick_dtype
-from ragspec.models.gguf import converted_folder, keep_converted
+from ragspec.models.gguf import converted_folder, discard, keep_converted
 from ragspec.models.quantized import INT8, expect_package, quantized
 from ragspec.models.resolve import ModelOrigin, ResolvedModel, resolve_model
 from ragspec.models.supported import check_config
@@ -36,7 +27,7 @@ def with_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         MissingExtraError: peft is not installed.
         ModelError: The adapter does not fit the model, or changes no weights.
     """
-    check_adapter(Path(folder))
+    checks.check_adapter(Path(folder))
     expect_package("peft")
     from peft import PeftConfig, get_peft_model
 
@@ -95,9 +86,9 @@ def load_model(
         InputError: The device or dtype is unknown or unavailable.
     """
     source = resolve_model(name)
-    check_place(device, device_map)
-    check_language_model(source)
-    if isinstance(device_map, str) and device_map not in MAPS:
+    checks.check_place(device, device_map)
+    checks.check_language_model(source)
+    if isinstance(device_map, str) and device_map not in checks.MAPS:
         pick_device(device_map)  # raises for a device that is not there
     place = pick_device(device)
     kind = pick_dtype("auto" if dtype == INT8 else dtype, place, [INT8])
@@ -131,15 +122,10 @@ def _read_converted(
     folder = converted_folder(file, dtype)
     if folder.is_dir():
         try:
-            check_tokenizer(ResolvedModel(str(file), folder, ModelOrigin.CACHE))
+            checks.check_tokenizer(ResolvedModel(str(file), folder, ModelOrigin.CACHE))
             return _read_folder(file, folder, weights)
         except ModelError as error:
-            warnings.warn(
-                f"the conversion in {folder} is damaged ({error}); it is made anew.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-            shutil.rmtree(folder, ignore_errors=True)
+            discard(folder, error)
     model, tokenizer = read_gguf(file, weights)
     keep_converted(file, folder, model, tokenizer)
     return model, tokenizer
@@ -200,7 +186,7 @@ def read_tokenizer(where: str, folder: Path, files: Mapping[str, object]) -> Tok
     try:
         return AutoTokenizer.from_pretrained(folder, **files)
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
-        if any((folder / file).exists() for file in TOKENIZERS) or "gguf_file" in files:
+        if any((folder / file).exists() for file in checks.TOKENIZERS) or "gguf_file" in files:
             raise ModelError(
                 f"{where} but transformers cannot load its tokenizer ({_reason(error)}). Expected "
                 "the files that save_pretrained writes; copy them again."

@@ -8,12 +8,12 @@ few graphs: the one that was not used for longest goes.
 """
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
 import platform
 import shutil
-import tempfile
 import threading
 import warnings
 from collections import Counter
@@ -27,8 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from ragspec.budget.forward_cost import SIZES, ForwardCost
+from ragspec.errors import ModelError
 from ragspec.models.device import pick_device, thread_count
-from ragspec.models.gguf import SPARE, converted_folder
+from ragspec.models.gguf import converted_folder, discard, fill
 from ragspec.models.load import LOCAL, load_model, read_tokenizer
 from ragspec.models.quantized import (
     INT8,
@@ -67,13 +68,13 @@ class CachedGraph:
     """The graph of a model in the cache folder, there or not.
 
     Attributes:
-        name: The name or path that the model is loaded by.
         source: The folder of the model.
+        files: Its files by path, size and time.
         folder: The folder of the graph.
     """
 
-    name: str
     source: Path
+    files: tuple[tuple[str, int, int], ...]
     folder: Path
 
     def open(self) -> tuple[CausalTarget, Tokenizer] | None:
@@ -87,22 +88,24 @@ class CachedGraph:
             for name, digest in record["files"].items():
                 if sha256_file(self.folder / name) != digest:
                     raise ValueError(f"{name} has changed")
-            target = CachedTarget(
-                self.folder, record, lambda: load_model(self.name, "cpu", INT8)[0]
-            )
+            target = CachedTarget(self.folder, record, self._load)
         except Exception as error:  # the runtime has no tree of errors
-            warnings.warn(
-                f"the graph kept in {self.folder} is damaged ({error}); it is made anew.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            shutil.rmtree(self.folder, ignore_errors=True)
+            discard(self.folder, error)
             return None
         if record["plain_tokenizer"]:  # AutoTokenizer scans the folders of all models
             from transformers import PreTrainedTokenizerFast
 
             return target, PreTrainedTokenizerFast.from_pretrained(self.source, **LOCAL)
         return target, read_tokenizer(str(self.source), self.source, LOCAL)
+
+    def _load(self) -> PreTrainedModel:
+        """Return the model; raise ModelError if it is not the one that the graph was made of."""
+        if _files(self.source) != self.files:
+            raise ModelError(
+                f"the model in {self.source} has changed since it was opened, or was removed; "
+                "expected the one whose text the graph writes. Open it again."
+            )
+        return load_model(self.source, "cpu", INT8)[0]
 
     def keep(self, target: OnnxTarget, tokenizer: object) -> None:
         """Write the graph of a target, unless the disk is full or read-only."""
@@ -111,16 +114,11 @@ class CachedGraph:
         cost = ForwardCost.probe(target.time_forward, target.max_length, rounds=ROUNDS)
         target.known_cost = cost
         size = sum(weight.nbytes for weight in target.model.parameters())
+        # Packed and copied it takes several times as much.
+        fill(self.folder, 5 * size, lambda whole: _write(whole, target, tokenizer))
         with contextlib.suppress(OSError):
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(self.folder.parent).free < 5 * size + SPARE:  # packed and copied
-                return
-            with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix=".part-") as part:
-                whole = Path(part) / "graph"
-                whole.mkdir()
-                _write(whole, target, tokenizer)
-                os.replace(whole, self.folder)  # fails if another process was faster
-            records = self.folder.parent.glob(f"{self.folder.name.rpartition('-')[0]}-*/{RECORD}")
+            model = glob.escape(self.folder.name.rpartition("-")[0])
+            records = self.folder.parent.glob(f"{model}-*/{RECORD}")
             for record in sorted(records, key=lambda path: path.stat().st_mtime)[:-MOST]:
                 shutil.rmtree(record.parent)
 
@@ -140,19 +138,24 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
         folder = converted_folder(folder / source.file, torch.float32)
     if pick_device(device).type != "cpu" or missing_package() or not is_model(folder):
         return None
-    files = sorted(path for each in ("*.safetensors", "*.json") for path in folder.glob(each))
-    stats = [(str(path.resolve()), path.stat()) for path in files]
-    cpu = Path("/proc/cpuinfo")
+    files, cpu = _files(folder), Path("/proc/cpuinfo")
     flags = cpu.read_text("utf-8").partition("flags")[2].partition("\n")[0] if cpu.exists() else ""
     identity = [
-        *((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats),
+        *files,
         (VERSION, dtype, onnx_runtime().__version__, torch.__version__, thread_count()),
         (platform.machine(), platform.processor(), flags),
     ]
     key = hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
-    return CachedGraph(
-        str(name), folder, cache_directory() / "models" / f"{folder.name}-int8-{key}"
-    )
+    place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]  # names may be alike
+    name = f"{folder.name}-int8-{place}-{key}"
+    return CachedGraph(folder, files, cache_directory() / "models" / name)
+
+
+def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return the files of a model by path, size and time."""
+    paths = sorted(path for each in ("*.safetensors", "*.json") for path in folder.glob(each))
+    stats = [(str(path.resolve()), path.stat()) for path in paths]
+    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
 def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
@@ -276,16 +279,22 @@ class CachedTarget(OnnxTarget):
         self._width = record["width"]
         self._folder, self._folds = folder, STEP in record["files"]
         self._slots = Counter[bool]()  # see `STEP_AFTER`
-        self._runner = self._run_by(self._open_session(1), tables)
+        self._runner = self._run_by(Session(str(folder / GRAPH)), tables)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle the model; see `OnnxTarget`."""
         return OnnxTarget, (self.model,), {"probed": self.probed}
 
-    def _open_session(self, sequences: int, few: bool = False) -> Session:
-        """Return a session over the mapped weights, of which it has a packed copy."""
-        names = (STEP, STEP_BATCH) if few else (GRAPH, BATCH)
-        return Session(str(self._folder / names[sequences > 1]))
+    def _open_batch(self) -> GraphRunner | None:
+        return self._open(BATCH)
+
+    def _open(self, name: str) -> GraphRunner | None:
+        """Return what runs a graph over the mapped weights; None if it was deleted since."""
+        if (path := self._folder / name).is_file():
+            return self._run_by(Session(str(path)), self._runner.tables)
+        text = f"{path} was deleted, and forwards are slower without it; open the model again."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return None
 
     def _runner_of(self, rows: Rows, views: Views) -> GraphRunner | None:
         several, pairs = len(rows) > 1, zip(rows, views, strict=True)
@@ -296,19 +305,20 @@ class CachedTarget(OnnxTarget):
         runner = super()._runner_of(rows, views)
         if not few or runner is None or self._slots[several] <= STEP_AFTER:
             return runner
-        return (self._step_batch or runner) if several else self._step
+        return (self._step_batch if several else self._step) or runner
 
     @cached_property
-    def _step(self) -> GraphRunner:
+    def _step(self) -> GraphRunner | None:
         """What runs forwards of few positions, without the operator that waits for more."""
-        return self._run_by(self._open_session(1, few=True), self._runner.tables)
+        return self._open(STEP)
 
     @cached_property
     def _step_batch(self) -> GraphRunner | None:
         """What runs those of several sequences; None if it changes bits."""
-        runner = self._run_by(self._open_session(SEQUENCES, few=True), self._runner.tables)
-        first = self._together
+        runner, first = self._open(STEP_BATCH), self._together
         assert first is not None  # see `_runner_of`
+        if runner is None:
+            return None
 
         def run(rows: Rows, views: Views, *inputs: Any) -> list[Tensor]:
             few = views[0].positions.shape[1] <= FOLD_TO

@@ -379,9 +379,14 @@ class OnnxTarget(CausalTarget):
     @cached_property
     def _together(self) -> GraphRunner | None:
         """What runs forwards of several sequences, opened by the first; None if it changes bits."""
-        runner = self._run_by(self._open_session(SEQUENCES), self._runner.tables)
-        alike = not self.chains or batches_agree(self.vocab_size, self.run, runner.run)
-        return runner if alike else None
+        runner = self._open_batch()
+        if runner is None or not self.chains:
+            return runner
+        return runner if batches_agree(self.vocab_size, self.run, runner.run) else None
+
+    def _open_batch(self) -> GraphRunner | None:
+        """Return what runs several sequences, before its bits are compared; None without it."""
+        return self._run_by(self._open_session(SEQUENCES), self._runner.tables)
 
     @cached_property
     def _outputs(self) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import shutil
 import subprocess
 import sys
 import warnings
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from ragspec import Engine, ModelDrafter, load_model
+from ragspec.errors import ModelError
+from ragspec.models import gguf
 from ragspec.models.quantized import onnx_runtime
 from ragspec.needs import LAST
 from ragspec.pipelines.cli.models import known_models, remove
@@ -161,10 +164,25 @@ def test_a_damaged_graph_is_made_anew(folder: Path, cache: Path, name: str, dama
         assert isinstance(opened(folder).target, CachedTarget)
 
 
+def test_a_graph_that_is_deleted_while_in_use_writes_the_same(folder: Path, cache: Path) -> None:
+    prompts = [tiny.prompt(30), tiny.prompt(9)]
+    expected = opened(folder).generate(prompts, max_new_tokens=40, ignore_eos=True)
+    engine = opened(folder)
+    shutil.rmtree(cache)
+    with pytest.warns(RuntimeWarning, match="was deleted") as caught:
+        several = engine.generate(prompts, max_new_tokens=40, ignore_eos=True)
+    assert {Path(str(each.message).split()[0]).name for each in caught} == {BATCH, STEP}
+    assert [each.tokens for each in several] == [each.tokens for each in expected]
+    assert isinstance(engine.target.loaded, cached_graph.StandIn)
+
+
 def test_changed_models_and_settings_have_graphs_of_their_own(folder: Path, cache: Path) -> None:
-    before = write(opened(folder)).tokens
+    engine = opened(folder)
+    before = write(engine).tokens
     tiny.model("llama", seed=7, tie_word_embeddings=True).save_pretrained(folder)
-    assert write(opened(folder)).tokens != before
+    assert write(opened(folder)).tokens != before == write(engine).tokens
+    with pytest.raises(ModelError, match="has changed since it was opened"):
+        _ = engine.model
     for options in ({"runtime": "torch"}, {"dtype": "float32"}, {"dtype": "auto"}):
         settings = {"device": "cpu", "dtype": "int8", **options}
         assert not isinstance(Engine.from_pretrained(folder, **settings).target, CachedTarget)
@@ -200,22 +218,24 @@ def test_graphs_are_listed_and_removed(folder: Path, cache: Path) -> None:
 
 
 def test_of_more_graphs_than_four_the_longest_unused_goes(
-    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def graph_of(version: int) -> set[str]:
+    def graph_of(version: int, folder: Path = tmp_path / "m[1]") -> set[str]:
         before = {path.name for path in cache.glob("*")}
         monkeypatch.setattr(cached_graph, "VERSION", version)
         opened(folder)
         return {path.name for path in cache.glob("*")} - before
 
+    folder.rename(tmp_path / "m[1]")
     first, second, *others = (graph_of(version) for version in range(4))
     assert graph_of(0) == set()  # used again
-    others.append(graph_of(4))
+    other = shutil.copytree(tmp_path / "m[1]", tmp_path / "other" / "m[1]")
+    others += [graph_of(4), graph_of(0, other)]  # that of another model counts for itself
     assert {path.name for path in cache.glob("*")} == first.union(*others) and second
 
 
 def test_a_full_disk_is_no_error(folder: Path, cache: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(cached_graph, "SPARE", 1 << 60)
+    monkeypatch.setattr(gguf, "SPARE", 1 << 60)
     assert write(opened(folder)).tokens and not list(cache.glob(f"*/{GRAPH}"))
 
 
