@@ -96,7 +96,7 @@ def load_model(
     if device_map is not None:
         weights["device_map"] = device_map
     if source.file is None:
-        model, tokenizer = _read_folder(name, source.folder, weights)
+        model, tokenizer = _read(f"{name} was found at", source.folder, LOCAL, weights)
     else:
         model, tokenizer = _read_converted(source.folder / source.file, kind, weights)
     model = model.eval() if device_map is not None else model.to(place).eval()
@@ -107,14 +107,6 @@ def load_model(
     return model, tokenizer
 
 
-def _read_folder(
-    name: str | Path, folder: Path, weights: Mapping[str, object]
-) -> tuple[PreTrainedModel, Tokenizer]:
-    where = f"{name} was found at {folder}"
-    model = _read_model(where, folder, LOCAL, weights)
-    return model, read_tokenizer(where, folder, LOCAL)
-
-
 def _read_converted(
     file: Path, dtype: torch.dtype | str, weights: Mapping[str, object]
 ) -> tuple[PreTrainedModel, Tokenizer]:
@@ -123,7 +115,7 @@ def _read_converted(
     if folder.is_dir():
         try:
             checks.check_tokenizer(ResolvedModel(str(file), folder, ModelOrigin.CACHE))
-            return _read_folder(file, folder, weights)
+            return _read(f"{file} was converted to", folder, LOCAL, weights)
         except ModelError as error:
             discard(folder, error)
     model, tokenizer = read_gguf(file, weights)
@@ -139,22 +131,22 @@ def read_gguf(file: Path, weights: Mapping[str, object]) -> tuple[PreTrainedMode
     """
     from transformers import GgufConfig
 
-    files, where = {**LOCAL, "gguf_file": file.name}, f"{file} is there"
     weights = {**weights, "quantization_config": GgufConfig(dequantize=True)}
-    model = _read_model(where, file.parent, files, weights)
-    return model, read_tokenizer(where, file.parent, files)
+    files = {**LOCAL, "gguf_file": file.name}
+    return _read(f"{file.name} is there in", file.parent, files, weights)
 
 
-def _read_model(
-    where: str, folder: Path, files: Mapping[str, object], weights: Mapping[str, object]
-) -> PreTrainedModel:
-    """Return the model of a folder, by arguments of transformers for every file and for weights.
+def _read(
+    story: str, folder: Path, files: Mapping[str, object], weights: Mapping[str, object]
+) -> tuple[PreTrainedModel, Tokenizer]:
+    """Return model and tokenizer of a folder, by arguments of transformers for files and weights.
 
     Args:
-        where: Begins the messages of errors.
+        story: Stands before the folder in the messages of errors.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    where = f"{story} {folder}"
     try:
         with _without_bars():
             check_config(AutoConfig.from_pretrained(folder, **files))
@@ -164,23 +156,19 @@ def _read_model(
     except Exception as error:  # damaged files may raise any
         if isinstance(error, UnsupportedModelError) or out_of_memory(error):
             raise
-        if "gguf_file" in files:
-            raise ModelError(
-                f"{where} but cannot be read as GGUF ({_reason(error)}). It is damaged, or of an "
-                "unknown architecture. Copy it again, or name safetensors."
-            ) from error
+        kind = "GGUF" if "gguf_file" in files else "a causal language model"
         raise ModelError(
-            f"{where} but transformers cannot load it as a causal language model "
-            f"({_reason(error)}). Expected a folder written by save_pretrained for a class of "
-            "transformers. Copy it again, or name another model."
+            f"{where} but transformers cannot load it as {kind} ({_reason(error)}). Expected what "
+            "save_pretrained writes, or a whole GGUF file, of an architecture that transformers "
+            "has. Copy it again, or name another model."
         ) from error
     if missing := ", ".join(sorted(info["missing_keys"])[:3]):  # they would be random ones
         raise ModelError(f"{where} but lacks the weights {missing}. Copy it again.")
-    return model
+    return model, read_tokenizer(where, folder, files)
 
 
 def read_tokenizer(where: str, folder: Path, files: Mapping[str, object]) -> Tokenizer:
-    """Return the tokenizer of a folder, None if it has none; see `_read_model`."""
+    """Return the tokenizer of a folder, None if it has none; see `_read`."""
     from transformers import AutoTokenizer
 
     try:
