@@ -59,8 +59,8 @@ def fetch(
                 note("converting it to safetensors")
                 os.replace(_convert(file, Path(part) / "model"), folder)
     except (OSError, SafetensorError) as error:
-        number = re.search(r"\(os error (\d+)\)|$", str(error))[1]  # all that safetensors tells
-        if getattr(error, "errno", int(number or 0)) not in (errno.ENOSPC, errno.EDQUOT):
+        numbers = {int(each) for each in re.findall(r"\(os error (\d+)\)", str(error))}
+        if not {errno.ENOSPC, errno.EDQUOT} & {getattr(error, "errno", None), *numbers}:
             raise
         raise ModelError(
             f"{name} does not fit on the disk of {folder.parent}: it takes about "

@@ -67,8 +67,7 @@ def converted_models() -> dict[Path, str]:
     """Return the GGUF file of each folder that one was converted to; its name if it is damaged."""
     models = dict[Path, str]()
     for record in sorted((cache_directory() / "models").glob(f"*/{RECORD}")):
-        try:
+        models[record.parent] = record.parent.name
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             models[record.parent] = str(json.loads(record.read_text("utf-8"))["file"])
-        except (OSError, ValueError, LookupError, TypeError):
-            models[record.parent] = record.parent.name
     return models

@@ -1,7 +1,7 @@
 """Load models: by name, with an adapter, or quantized."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
@@ -92,9 +92,7 @@ def load_model(
         pick_device(device_map)  # raises for a device that is not there
     place = pick_device(device)
     kind = pick_dtype("auto" if dtype == INT8 else dtype, place, [INT8])
-    weights: dict[str, object] = {"dtype": kind}
-    if device_map is not None:
-        weights["device_map"] = device_map
+    weights = {"dtype": kind, "device_map": device_map}
     if source.file is None:
         model, tokenizer = _read(f"{name} was found at", source.folder, LOCAL, weights)
     else:
@@ -145,10 +143,14 @@ def _read(
         story: Stands before the folder in the messages of errors.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
     where = f"{story} {folder}"
     try:
-        with _without_bars():
+        with ExitStack() as stack:
+            if logging.is_progress_bar_enabled():  # it only takes a second or two
+                logging.disable_progress_bar()
+                stack.callback(logging.enable_progress_bar)
             check_config(AutoConfig.from_pretrained(folder, **files))
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder, output_loading_info=True, **files, **weights
@@ -186,17 +188,3 @@ def _reason(error: Exception) -> str:
     """Return why transformers cannot load a model, in words that are true here."""
     text = f"{type(error).__name__}: {error}"
     return next((meaning for word, meaning in _MEANINGS.items() if word in text), text)
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Hide transformers' progress bars inside the block. Loading only takes a second or two."""
-    from transformers.utils import logging
-
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()

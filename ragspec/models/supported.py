@@ -108,31 +108,25 @@ def check_scope(model: PreTrainedModel) -> None:
         UnsupportedModelError: It is no transformers model, `check_config` refuses it, it lacks a
             language-model head or a KV cache, or its adapter adds virtual tokens.
     """
-    config = getattr(model, "config", None)
+    config, reason = getattr(model, "config", None), ""
     if config is None or not hasattr(model, "get_input_embeddings"):
         raise _refused(type(model).__name__, "it is no transformers model")
     check_config(config)
-    name = type(model).__name__
     adapter = getattr(model, "active_peft_config", None)
     if getattr(adapter, "is_prompt_learning", False):
-        raise _refused(
-            name,
+        reason = (
             f"its adapter ({type(adapter).__name__}) puts virtual tokens before the text, which "
             "would stand before every draft again; an adapter that changes weights, such as LoRA, "
-            "works",
+            "works"
         )
-    if getattr(model, "get_output_embeddings", lambda: None)() is None:
-        raise _refused(
-            name,
-            "it has no head that gives logits over a vocabulary; load the weights with "
-            "AutoModelForCausalLM",
-        )
-    if "past_key_values" not in inspect.signature(unwrapped(model).forward).parameters:
-        raise _refused(
-            name,
-            "its forward takes no past_key_values, so that every token would cost a run over the "
-            "whole text",
-        )
+    elif getattr(model, "get_output_embeddings", lambda: None)() is None:
+        reason = "it has no head that gives logits over a vocabulary; load the weights with "
+        reason += "AutoModelForCausalLM"
+    elif "past_key_values" not in inspect.signature(unwrapped(model).forward).parameters:
+        reason = "its forward takes no past_key_values, so that every token would cost a run over "
+        reason += "the whole text"
+    if reason:
+        raise _refused(type(model).__name__, reason)
 
 
 def state_layers(config: PreTrainedConfig) -> set[str]:

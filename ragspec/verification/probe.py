@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import UnsupportedModelError
+from ragspec.models.device import out_of_memory
 from ragspec.models.quantized import INT8, weights_of
 from ragspec.models.supported import foreign_layers, scales_by_slot, state_layers, unwrapped
 from ragspec.trees.draft_tree import DraftTree
@@ -90,9 +91,9 @@ class Trial:
         tolerance = min(max(self._rounding(), NOISE * self.noise), SENSE * self.deviation)
         try:
             logits = list(self._verified(opened, cases))
-        except (torch.OutOfMemoryError, MemoryError):
-            raise
         except Exception as raised:  # a third-party model may raise anything
+            if out_of_memory(raised):
+                raise
             return ProbeAttempt(math.inf, tolerance, f"{type(raised).__name__}: {raised}"[:200])
         expected = [self._expected(case) for case in cases]
         worst = torch.cat([_difference(a, b) for a, b in zip(logits, expected, strict=True)])
@@ -273,9 +274,9 @@ def probe(target: CausalTarget) -> ProbeVerdict:
     """Return the mode of a model, by comparing four forwards with four of the model itself."""
     try:
         trial = Trial(target)
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
     except Exception as error:  # a third-party model may raise anything
+        if out_of_memory(error):
+            raise
         reason = f"its own forward fails on plain text ({type(error).__name__}: {error})"[:400]
         return ProbeVerdict("refused", reason)
     if not math.isfinite(trial.scale):
@@ -298,11 +299,10 @@ def probe(target: CausalTarget) -> ProbeVerdict:
     why = f"tree attention goes wrong here ({_cause(target) or attempt.story})"
     second = trial.attempt(PathTarget(target.model).open, CHAINS)
     if second.passed:
-        reason = f"{why}; chains over the model's own cache are right"
-        return _verdict(trial, "chain", second, reason)
-    why += f", chain too ({second.story})"
-    if trial.looks_ahead():
-        why = _LOOKS_AHEAD
+        return _verdict(
+            trial, "chain", second, f"{why}; chains over the model's own cache are right"
+        )
+    why = _LOOKS_AHEAD if trial.looks_ahead() else f"{why}, chain too ({second.story})"
     return _verdict(trial, "refused", attempt, why)
 
 

@@ -113,9 +113,8 @@ class CachedGraph:
             return
         cost = ForwardCost.probe(target.time_forward, target.max_length, rounds=ROUNDS)
         target.known_cost = cost
-        size = sum(weight.nbytes for weight in target.model.parameters())
-        # Packed and copied it takes several times as much.
-        fill(self.folder, 5 * size, lambda whole: _write(whole, target, tokenizer))
+        size = 5 * sum(weight.nbytes for weight in target.model.parameters())  # packed and copied
+        fill(self.folder, size, lambda whole: _write(whole, target, tokenizer))
         with contextlib.suppress(OSError):
             model = glob.escape(self.folder.name.rpartition("-")[0])
             records = self.folder.parent.glob(f"{model}-*/{RECORD}")
@@ -140,12 +139,10 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
         return None
     files, cpu = _files(folder), Path("/proc/cpuinfo")
     flags = cpu.read_text("utf-8").partition("flags")[2].partition("\n")[0] if cpu.exists() else ""
-    identity = [
-        *files,
-        (VERSION, dtype, onnx_runtime().__version__, torch.__version__, thread_count()),
-        (platform.machine(), platform.processor(), flags),
-    ]
-    key = hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
+    packages = onnx_runtime().__version__, torch.__version__
+    machine = platform.machine(), platform.processor(), flags, thread_count()
+    identity = repr((files, VERSION, dtype, packages, machine))
+    key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]  # names may be alike
     name = f"{folder.name}-int8-{place}-{key}"
     return CachedGraph(folder, files, cache_directory() / "models" / name)
