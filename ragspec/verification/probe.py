@@ -77,7 +77,9 @@ class Trial:
     """Runs one model by several methods on the same tokens and compares the logits."""
 
     def __init__(self, target: CausalTarget) -> None:
-        self.target, self.rounds_inputs = target, weights_of(target.loaded) == INT8
+        rounds_inputs = weights_of(target.loaded) == INT8  # to 8 bits, as many as bfloat16 has
+        self.target = target
+        self.precision = torch.finfo(torch.bfloat16 if rounds_inputs else target.dtype)
         self.generator = torch.Generator().manual_seed(0)
         self.vocabulary = _plain_tokens(target)
         self.prefix = PREFIXES[0]
@@ -97,8 +99,7 @@ class Trial:
             return ProbeAttempt(math.inf, tolerance, f"{type(raised).__name__}: {raised}"[:200])
         expected = [self._expected(case) for case in cases]
         worst = torch.cat([_difference(a, b) for a, b in zip(logits, expected, strict=True)])
-        half = self.rounds_inputs or torch.finfo(self.target.dtype).bits < 32
-        error = float(worst.quantile(QUANTILE) if half else worst.max())
+        error = float(worst.quantile(QUANTILE) if self.precision.bits < 32 else worst.max())
         return ProbeAttempt(math.inf if math.isnan(error) else error, tolerance)
 
     def wavers(self) -> bool:
@@ -116,11 +117,8 @@ class Trial:
         return bool(_difference(one, other).median() > self._rounding())
 
     def _rounding(self) -> float:
-        precision = torch.finfo(self.target.dtype)
-        if self.rounds_inputs:  # to 8 bits
-            return HALF_ROUNDING * 2**-7 * self.scale
-        if precision.bits < 32:
-            return HALF_ROUNDING * precision.eps * self.scale
+        if self.precision.bits < 32:
+            return HALF_ROUNDING * self.precision.eps * self.scale
         return ROUNDING * torch.finfo(torch.float32).eps * self.scale
 
     def _survey(self) -> tuple[float, float, float, float]:
