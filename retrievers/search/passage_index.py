@@ -10,9 +10,9 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
+from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.fingerprints import check_prints
-from ragspec.retrievers.formats.encodings import clean
 from ragspec.retrievers.search.dense import (
     DEFAULT_EMBEDDER,
     DenseIndex,
@@ -199,8 +199,8 @@ class PassageIndex:
             _ = self._sparse
 
     def query(self, text: str, mode: SearchMode) -> Query:
-        """Return a query, embedded if the mode needs it; characters that UTF-8 has not are "?"."""
-        text = clean(text)
+        """Return a query, embedded if the mode needs it, of well-formed text."""
+        text = well_formed(text)
         if mode is SearchMode.SPARSE:
             return Query(text)
         return Query(text, self._dense.embed([text])[0])
@@ -365,7 +365,7 @@ def open_index(path: Path, verify: Verify) -> OpenStore:
 def searched_text(document: Document, passage: Passage) -> str:
     """Return the text to index for a passage, with the document's title and the heading."""
     titles = dict.fromkeys((document.title, passage.title))
-    return clean("\n".join([*titles, passage.text]))
+    return well_formed("\n".join([*titles, passage.text]))
 
 
 def read_document(record: dict[str, Any]) -> Document:
