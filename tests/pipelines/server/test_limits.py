@@ -314,6 +314,8 @@ def test_settings_that_cannot_be() -> None:
             ServerSettings(**{name: value})
     assert not ServerSettings(host="0.0.0.0", keys=["k"]).local
     assert ServerSettings(host="::1").local and ServerSettings(host="localhost").local
+    with ServerSettings(port=0).listen() as door:  # or each small answer waits some 40 ms
+        assert door.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) -> None:

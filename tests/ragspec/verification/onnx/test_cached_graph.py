@@ -84,6 +84,8 @@ def test_texts_are_those_of_the_model_and_modules_load_on_use(folder: Path, fami
     assert isinstance(second.target, CachedTarget)
     assert result.tokens == expected.tokens and result.label == expected.label == "exact"
     assert (result.report.weights, result.report.runtime) == ("int8", "onnx")
+    session = second.target._runner.session.inner
+    assert not session.get_session_options().enable_mem_pattern  # one would stay for every size
     prompts = [tiny.prompt(30), tiny.prompt(9), tiny.prompt(17, seed=2)]
     several = second.generate(prompts, max_new_tokens=40, ignore_eos=True)
     assert [each.tokens for each in several] == [write(second, each).tokens for each in prompts]
