@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Any
 
 import torch
@@ -88,10 +89,7 @@ class Speculation:
     def engine(self, model: PreTrainedModel) -> Engine:
         """Return the engine for a model, a new one after a change of the fields."""
         key = (model, self.tokenizer, self.drafter, self.draft_model, self.budget)
-        same = len(self._engine_key) == len(key) and all(
-            mine is theirs for mine, theirs in zip(self._engine_key, key, strict=True)
-        )
-        if self._engine is None or not same:
+        if self._engine is None or not all(map(is_, self._engine_key, key)):
             self._engine, self._engine_key = Engine(*key), key
             if continues_rotation(model):  # transformers writes on beyond the context
                 self._engine.target.max_length = None

@@ -1,25 +1,5 @@
 """Every error the project raises on purpose, and the counts in their messages.
 
-RagspecError
-├── InputError            (ValueError)    a request with an invalid argument or input
-│   ├── PromptTooLongError                the prompt and the new tokens exceed the context
-│   ├── SamplingError                     a sampling setting outside its range
-│   └── UnknownNameError                  no drafter, rule or model of this name
-├── ModelError            (ValueError)    a model that cannot do what was asked of it
-│   ├── UnsupportedModelError             an architecture outside the scope, with the reason
-│   ├── ModelNotFoundError                no such path, bundled model or cached hub model
-│   └── TokenizerMismatchError            target and draft do not share a vocabulary
-├── RuleError             (TypeError)     an acceptance rule that cannot judge this kind of draft
-├── DocumentError         (ValueError)    a file or folder that holds no usable text
-├── EngineError           (RuntimeError)  an engine that takes no requests
-│   ├── QueueFullError                    its queue is full; try again later
-│   └── EngineClosedError                 it was closed
-├── ResultTimeoutError    (TimeoutError)  a text that has not ended in the time given
-├── CallbackError         (RuntimeError)  a callback raised what would end the program
-├── HostError             (RuntimeError)  a host program with an unexpected interface
-├── StoreError            (OSError)       an index on disk that is missing, damaged or foreign
-└── MissingExtraError     (ImportError)   an optional dependency that is not installed
-
 Each message says what was received, what was expected and what to do. The command line exits with
 the error's `exit_code`.
 """

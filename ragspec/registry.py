@@ -35,58 +35,49 @@ _PACKAGES = {
 # Optional package -> the extra that installs it.
 EXTRAS = MappingProxyType({each: extra for extra, names in _PACKAGES.items() for each in names})
 
-NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
-    {
-        "drafter": MappingProxyType(
-            {
-                "context": "ragspec.retrievers.methods.context:ContextDrafter",
-                "lookup": "ragspec.retrievers.methods.prompt_lookup:LookupDrafter",
-                "match": "ragspec.retrievers.methods.sam_decoding:MatchDrafter",
-                "suffix": "ragspec.retrievers.methods.suffix_decoding:SuffixDrafter",
-                "recycling": "ragspec.retrievers.methods.token_recycling:NeighbourDrafter",
-                "next-tokens": "ragspec.retrievers.methods.next_tokens:NextTokenDrafter",
-                "rest": "ragspec.retrievers.corpus.rest:RestDrafter",
-                "select": "ragspec.retrievers.methods.sam_decoding:Select",
-                "hierarchy": "ragspec.retrievers.methods.hierarchy_drafting:HierarchyDrafter",
-                "rasd": "ragspec.retrievers.methods.rasd:Rasd",
-                "rapid": "ragspec.retrievers.methods.rapid:Rapid",
-                "auto": "ragspec.retrievers.methods.auto:AutoDrafter",
-                "model": "ragspec.drafters.model.drafter:ModelDrafter",
-                "fused": "ragspec.drafters.model.drafter:FUSED",
-                "head": "ragspec.drafters.heads.drafter:HeadDrafter",
-                "jacobi": "ragspec.visual.drafting.jacobi:JacobiDrafter",
-                "ngrams": "ragspec.retrievers.methods.ngrams:NGramDrafter",
-            }
-        ),
-        "rule": MappingProxyType(
-            {
-                "walk": "ragspec.rules.walk:Walk",
-                "rejection": "ragspec.rules.rejection:ChainRejection",
-                "multi-step": "ragspec.rules.rejection:MultiStep",
-                "without-replacement": "ragspec.rules.rejection:WithoutReplacement",
-                "k-seq": "ragspec.rules.k_seq:KSeq",
-                "block": "ragspec.rules.block_verification:Block",
-                "typical": "ragspec.rules.typical:Typical",
-                "lantern": "ragspec.visual.rules.lantern:Lantern",
-                "lantern++": "ragspec.visual.rules.lantern:LanternPlus",
-                "gsd": "ragspec.visual.rules.lantern:GSD",
-            }
-        ),
-        "family": MappingProxyType(
-            {
-                "llamagen": "ragspec.visual.families.llamagen:LlamaGen",
-                "janus": "ragspec.visual.families.janus:Janus",
-                "emu3": "ragspec.visual.families.emu3:Emu3",
-                "chameleon": "ragspec.visual.families.chameleon:Chameleon",
-                "imagegpt": "ragspec.visual.families.imagegpt:ImageGPT",
-                "latents": "ragspec.visual.families.latents:Latents",
-                "mar": "ragspec.visual.families.mar:Mar",
-            }
-        ),
-    }
-)
-
-
+_NAMES = {
+    "drafter": {
+        "context": "ragspec.retrievers.methods.context:ContextDrafter",
+        "lookup": "ragspec.retrievers.methods.prompt_lookup:LookupDrafter",
+        "match": "ragspec.retrievers.methods.sam_decoding:MatchDrafter",
+        "suffix": "ragspec.retrievers.methods.suffix_decoding:SuffixDrafter",
+        "recycling": "ragspec.retrievers.methods.token_recycling:NeighbourDrafter",
+        "next-tokens": "ragspec.retrievers.methods.next_tokens:NextTokenDrafter",
+        "rest": "ragspec.retrievers.corpus.rest:RestDrafter",
+        "select": "ragspec.retrievers.methods.sam_decoding:Select",
+        "hierarchy": "ragspec.retrievers.methods.hierarchy_drafting:HierarchyDrafter",
+        "rasd": "ragspec.retrievers.methods.rasd:Rasd",
+        "rapid": "ragspec.retrievers.methods.rapid:Rapid",
+        "auto": "ragspec.retrievers.methods.auto:AutoDrafter",
+        "model": "ragspec.drafters.model.drafter:ModelDrafter",
+        "fused": "ragspec.drafters.model.drafter:FUSED",
+        "head": "ragspec.drafters.heads.drafter:HeadDrafter",
+        "jacobi": "ragspec.visual.drafting.jacobi:JacobiDrafter",
+        "ngrams": "ragspec.retrievers.methods.ngrams:NGramDrafter",
+    },
+    "rule": {
+        "walk": "ragspec.rules.walk:Walk",
+        "rejection": "ragspec.rules.rejection:ChainRejection",
+        "multi-step": "ragspec.rules.rejection:MultiStep",
+        "without-replacement": "ragspec.rules.rejection:WithoutReplacement",
+        "k-seq": "ragspec.rules.k_seq:KSeq",
+        "block": "ragspec.rules.block_verification:Block",
+        "typical": "ragspec.rules.typical:Typical",
+        "lantern": "ragspec.visual.rules.lantern:Lantern",
+        "lantern++": "ragspec.visual.rules.lantern:LanternPlus",
+        "gsd": "ragspec.visual.rules.lantern:GSD",
+    },
+    "family": {
+        "llamagen": "ragspec.visual.families.llamagen:LlamaGen",
+        "janus": "ragspec.visual.families.janus:Janus",
+        "emu3": "ragspec.visual.families.emu3:Emu3",
+        "chameleon": "ragspec.visual.families.chameleon:Chameleon",
+        "imagegpt": "ragspec.visual.families.imagegpt:ImageGPT",
+        "latents": "ragspec.visual.families.latents:Latents",
+        "mar": "ragspec.visual.families.mar:Mar",
+    },
+}
+NAMES = MappingProxyType({kind: MappingProxyType(table) for kind, table in _NAMES.items()})
 GROUPS = MappingProxyType(
     {"drafter": "ragspec.drafters", "rule": "ragspec.rules", "family": "ragspec.families"}
 )

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import RuleError
-from ragspec.needs import Needs
+from ragspec.needs import Capabilities, Needs, match
 from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
 from ragspec.rules.walk import descend
 from ragspec.sampling.noise import NoiseStream, NoiseUse
@@ -180,11 +180,8 @@ def check_draws(rule: Rule, tree: DraftTree, chain: bool = False) -> None:
     if len(tree) == 0:
         return
     if tree.kind not in rule.accepts:
-        expected = ", ".join(sorted(rule.accepts))
-        raise RuleError(
-            f"rule {rule.name!r} got a {tree.kind.value!r} draft; it accepts {expected}. "
-            "Use rule='walk', which judges every draft, or a drafter of one of those kinds."
-        )
+        offered = Capabilities(kinds=rule.accepts, judge=f"rule {rule.name!r}")
+        match(f"a draft of {', '.join(tree.sources)}", Needs(), offered, tree.kind)
     if tree.q is None or tree.q.shape[0] != len(tree) + 1:
         got = "no q" if tree.q is None else f"q of {tree.q.shape[0]} rows"
         raise RuleError(

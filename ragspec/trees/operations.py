@@ -306,11 +306,8 @@ def _check_first_draws(parents: Ints, picked: Ints) -> None:
 
 def _check_shapes(tree: DraftTree) -> None:
     n = len(tree)
-    for name, values, shape in (
-        ("tokens", tree.tokens, (n,)), ("parents", tree.parents, (n,)),
-        ("accept_prob", tree.accept_prob, (n,)), ("source", tree.source, (n,)),
-        ("origin", tree.origin, (n, 2)),
-    ):  # fmt: skip
+    for name in ("tokens", "parents", "accept_prob", "source", "origin"):
+        values, shape = getattr(tree, name), (n, 2) if name == "origin" else (n,)
         if values.shape != shape:
             raise InputError(f"{name}: got shape {values.shape}, expected {shape}, a row per node.")
         kinds, expected = ("iuf", "numbers") if name == "accept_prob" else ("iu", "whole numbers")
