@@ -34,7 +34,6 @@ from ragspec.engine.request import OnStep
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report
-from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.types import BaseStreamer, GenerationConfig, PreTrainedModel, Tokenizer
 from ragspec.verification.reading import asks_for_length, continues_rotation
@@ -248,11 +247,7 @@ def _streaming(streamer: BaseStreamer | None, input_ids: Tensor) -> OnStep | Non
     if len(input_ids) > 1:
         raise InputError(f"a streamer was given with {len(input_ids)} sequences; expected one")
     streamer.put(input_ids.cpu())
-
-    def put(row: int, step: Step) -> None:
-        streamer.put(torch.tensor(step.tokens))
-
-    return put
+    return lambda row, step: streamer.put(torch.tensor(step.tokens))
 
 
 def _with_stop_strings(
