@@ -29,6 +29,7 @@ COMMON: dict[str, Any] = {
 HEAD = {"head_dim": 8}
 WINDOW = {"sliding_window": 8}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
     "q_lora_rank": 16,
@@ -102,15 +103,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "seed_oss": Architecture(HEAD),
     "apertus": Architecture(),
     "minicpm3": Architecture(LATENT),
-    "mixtral": Architecture(
-        WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2}, experts=True
-    ),
+    "mixtral": Architecture(WINDOW | LOCAL, experts=True),
     "qwen2_moe": Architecture(EXPERTS | {"shared_expert_intermediate_size": 16}, experts=True),
     "qwen3_moe": Architecture(EXPERTS | HEAD, experts=True),
     "olmoe": Architecture(EXPERTS, experts=True),
-    "gpt_oss": Architecture(
-        HEAD | WINDOW | MIXED | {"num_local_experts": 4, "num_experts_per_tok": 2}, experts=True
-    ),
+    "gpt_oss": Architecture(HEAD | WINDOW | MIXED | LOCAL, experts=True),
     "deepseek_v2": Architecture(LATENT | ROUTED, experts=True),
     "deepseek_v3": Architecture(LATENT | ROUTED, experts=True),
     "llama4_text": Architecture(

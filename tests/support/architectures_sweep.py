@@ -16,6 +16,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.probe import probe, probe_target
 from tests.support import tiny
 from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB
+from tests.support.architectures import MIXED as WINDOWED
 from tests.support.noisy import NoisyTrees
 
 TEXTS = (13, 21)  # tokens of the prompts, beyond every window and chunk
@@ -82,12 +83,9 @@ SIZES = {name: value for value, names in _SIZES for name in names.split()}
 _MISSING = object()
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 1}
 MIXED = {"layer_types": ["linear_attention", "full_attention"]}
-GEMMA = {"global_head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
-SHARED = GEMMA | {
-    "num_hidden_layers": 4,
-    "num_kv_shared_layers": 2,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
+GEMMA: dict[str, Any] = {"global_head_dim": 8, **WINDOWED}
+SHARED = GEMMA | {"num_hidden_layers": 4, "num_kv_shared_layers": 2}
+SHARED["layer_types"] = WINDOWED["layer_types"] * 2
 SPARSE = SHARED | {
     "intermediate_size": [48] * 4,
     "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
@@ -116,26 +114,11 @@ QSA = {
     "indexer_budget": 8,
     "indexer_compress_ratio": 4,
 }
-TOWERS = {
-    "audio_config": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_blocks": 2,
-        "num_attention_heads": 4,
-        "ext_pw_out_channel": 32,
-        "nemo_conv_channels": 16,
-        "depthwise_separable_out_channel": 32,
-    },
-    "vision_config": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "image_size": 56,
-        "patch_size": 14,
-        "crop_size": 56,
-    },
-}
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+PICTURES = {"num_hidden_layers": 2, "image_size": 56, "patch_size": 14, "crop_size": 56}
+SOUNDS = {"num_blocks": 2, "ext_pw_out_channel": 32, "nemo_conv_channels": 16}
+SOUNDS["depthwise_separable_out_channel"] = 32
+TOWERS = {"audio_config": TOWER | SOUNDS, "vision_config": TOWER | PICTURES}
 AXIAL = {"axial_pos_shape": (16, 16), "axial_pos_embds_dim": (16, 16)}
 
 # What a type needs beside the sizes.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -111,12 +110,7 @@ class Pretend:
         self._stack.enter_context(patch.object(torch.accelerator, "synchronize", self._synchronize))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stack.close()
 
     def _synchronize(self, device: Any = None, /) -> None:
@@ -192,9 +186,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._note_pinned(func(*args, **kwargs))
 
     def _note_pinned(self, instance: torch.Tensor) -> torch.Tensor:
-        self._pinned[instance.untyped_storage().data_ptr()] = (
-            instance  # kept, lest others lie there
-        )
+        # Kept, lest others lie there.
+        self._pinned[instance.untyped_storage().data_ptr()] = instance
         return instance
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -91,12 +91,10 @@ class Record:
 
     def table(self, steps: int = 1) -> str:
         """Return what there was a step, by cause and line, as text; kernels by line only."""
-        result = Counter(
-            (e.where, e.cause, e.what if e.cause in WAITS else "") for e in self.events
-        )
-        crossed = Counter[tuple[str, Cause, str]]()
+        result, crossed = Counter[tuple[str, Cause, str]](), Counter[tuple[str, Cause, str]]()
         for event in self.events:
             key = (event.where, event.cause, event.what if event.cause in WAITS else "")
+            result[key] += 1
             crossed[key] += event.bytes
         lines = [
             f"{self.waits / steps:.2f} waits, {self.asynchronous / steps:.2f} asynchronous copies, "
