@@ -186,12 +186,19 @@ Draw = Callable[[NoiseStream, Place, torch.Tensor, int], list[int]]
 
 
 def draw_independent(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
-    """Draw k tokens from q by its cumulative sums. No value of noise serves two draws."""
-    bounds = q.cumsum(0).tolist()
-    last = int(q.nonzero()[-1])
+    """Draw k tokens from q. No value of noise serves two draws."""
+    first = (place.parent + 1) * 64
+    return draw_by_bounds(noise, place.root, q, range(first, first + k))
+
+
+def draw_by_bounds(
+    noise: NoiseStream, root: int, q: torch.Tensor, lanes: Sequence[int]
+) -> list[int]:
+    """Draw a token from q for each lane, by cumulative sums: comparisons that can be followed."""
+    bounds, last = q.cumsum(0).tolist(), int(q.nonzero()[-1])
     tokens = []
-    for rank in range(k):
-        number = noise.uniform(place.root, NoiseUse.DRAFT, (place.parent + 1) * 64 + rank)
+    for lane in lanes:
+        number = noise.uniform(root, NoiseUse.DRAFT, lane)
         tokens.append(next((x for x in range(last) if number < bounds[x]), last))
     return tokens
 

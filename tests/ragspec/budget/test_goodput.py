@@ -13,24 +13,15 @@ from ragspec.budget.gains import BUCKETS, Gain
 from ragspec.budget.goodput import MARGIN, AutoBudget, GoodputSession
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
-from tests.ragspec.budget.test_policy import linear
+from tests.ragspec.budget.test_calibration import chain
+from tests.ragspec.budget.test_policy import linear, ready
+from tests.ragspec.trees.test_operations import trees
 
 HOST = 0.2
 NONE = DraftTree.empty()
 SURE = DraftTree.chain([1, 2], "context", accept_prob=[0.99, 0.98])
 OTHER = DraftTree.chain([5, 6, 7], "model", accept_prob=[0.9, 0.8, 0.7])
 PLAIN = 10.0
-
-
-@st.composite
-def trees(draw: st.DrawFn, most: int = 7) -> DraftTree:
-    n = draw(st.integers(1, most))
-    parents = [draw(st.integers(-1, i - 1)) for i in range(n)]
-    accept_prob: list[float] = []
-    for parent in parents:
-        share = draw(st.integers(1, 20)) / 20
-        accept_prob.append(share * (accept_prob[parent] if parent >= 0 else 1.0))
-    return DraftTree.build(list(range(n)), parents, "a", accept_prob=accept_prob)
 
 
 def closed_sets(tree: DraftTree) -> list[tuple[int, ...]]:
@@ -42,18 +33,17 @@ def closed_sets(tree: DraftTree) -> list[tuple[int, ...]]:
     return [each for each in subsets if all(parents[i] in (-1, *each) for i in each)]
 
 
-@given(trees(), st.floats(0.05, 6.0))
+@given(trees(least=1, most=7), st.floats(0.05, 6.0))
 def test_no_closed_set_of_nodes_gives_more_tokens_for_its_time(tree: DraftTree, row: float) -> None:
     cost = linear(row=row)
-    session = AutoBudget().open(cost)
-    session.allowance(128)
+    session = ready(AutoBudget(), cost)
     accept_prob: list[float] = tree.accept_prob.tolist()
 
     def ratio(chosen: tuple[int, ...]) -> float:
         time = 1000 * cost.seconds(len(chosen) + 1, 128)
         return (1.0 + sum(accept_prob[i] for i in chosen)) / time
 
-    selected = tuple(session.fit(tree).tokens.tolist())
+    selected = tuple(session.fit(tree).origin[:, 1].tolist())
     sizes = {*BUCKETS, len(tree)}
     best = max(ratio(chosen) for chosen in closed_sets(tree) if len(chosen) in sizes)
     assert selected in closed_sets(tree)
@@ -71,11 +61,10 @@ def test_a_sure_token_is_verified_in_poor_text_however_fast_rich_text_goes() -> 
 
 @pytest.mark.parametrize("row", [(0.1, 1.3), (1.3, 2.5), (2.5, 8.0)])
 def test_costlier_verification_never_gets_a_larger_tree(row: tuple[float, float]) -> None:
-    tree = DraftTree.chain(list(range(16)), "a", accept_prob=[0.85 ** (i + 1) for i in range(16)])
+    tree = chain(16, 0.85)
     sizes = []
     for each in row:
-        session = AutoBudget().open(linear(row=each))
-        session.allowance(128)
+        session = ready(AutoBudget(), linear(row=each))
         verified = session.fit(tree)
         sizes.append(len(verified))
         # What is learned of a draft is what it gains beyond the time of its nodes.
@@ -103,91 +92,87 @@ def test_a_drafter_that_proposes_nothing_is_left_out_like_any_that_does_not_pay(
 class Drafter:
     """Proposes chains that claim much; whether they are right is up to the test."""
 
-    def __init__(self, claim: float, milliseconds: float) -> None:
+    def __init__(
+        self, claim: float, milliseconds: float, policy: AutoBudget | None = None, row: float = 0.4
+    ) -> None:
         self.claim, self.milliseconds = claim, milliseconds
+        self.session = (policy or AutoBudget()).open(linear(row=row))
         self.requests: list[int] = []
         self.verified: list[int] = []
 
-    def step(self, session: GoodputSession, right: int, expected: float | None = None) -> float:
+    def step(self, right: int, expected: float | None = None) -> float:
         """Take one step of which `right` tokens can be accepted; returns its milliseconds."""
+        session = self.session
         allowed = session.nodes(expected, session.allowance(128))
         self.requests.append(allowed)
-        tree = DraftTree.empty()
-        if allowed:
-            claims = [self.claim ** (i + 1) for i in range(allowed)]
-            tree = DraftTree.chain(list(range(allowed)), "a", accept_prob=claims)
-        tree = session.fit(tree)
+        tree = session.fit(chain(allowed, self.claim))
         self.verified.append(len(tree))
         accepted = min(right, len(tree))
         token = accepted if accepted < right else 99
         spent = {"verify": PLAIN + 0.4 * len(tree), "commit": 0.0, "host": HOST}
         spent["draft"] = self.milliseconds if allowed else 0.0
-        step = Step(tree, tuple(range(accepted)), (*range(accepted), token), spent)
-        session.observe(step)
+        session.observe(Step(tree, tuple(range(accepted)), (*range(accepted), token), spent))
         return sum(spent.values())
 
-
-def play(drafter: Drafter, session: GoodputSession, rights: list[int]) -> float:
-    """Take a step for each number of right tokens; return the milliseconds spent."""
-    return sum(drafter.step(session, right) for right in rights)
+    def play(self, rights: list[int]) -> float:
+        """Take a step for each number of right tokens; return the milliseconds spent."""
+        return sum(map(self.step, rights))
 
 
 def test_switches_off_for_a_useless_drafter_and_on_when_it_becomes_useful() -> None:
-    session = AutoBudget().open(linear())
     drafter = Drafter(claim=0.9, milliseconds=5.0)
-    play(drafter, session, [0] * 120)
+    drafter.play([0] * 120)
     assert drafter.requests[-40:].count(0) >= 36
     while drafter.requests[-1]:
-        play(drafter, session, [0])
-    play(drafter, session, [8] * 400)
+        drafter.play([0])
+    drafter.play([8] * 400)
     assert all(request > 0 for request in drafter.requests[-20:])
-    assert session.reason is None
+    assert drafter.session.reason is None
 
 
 @pytest.mark.parametrize("milliseconds", [0.05, 0.5, 2.0, 5.0, 50.0])
 def test_the_time_lost_to_a_useless_drafter_is_bounded(milliseconds: float) -> None:
     policy, plain = AutoBudget(), PLAIN + HOST
-    drafter = Drafter(claim=0.9, milliseconds=milliseconds)
-    first = play(drafter, policy.open(linear()), [0] * 500)
+
+    def play(steps: int) -> float:
+        return Drafter(0.9, milliseconds, policy).play([0] * steps)
+
+    first = play(500)
     assert first <= 1.01 * 500 * plain + 12 * (plain + milliseconds)
     lengths = [96, 500, *[96] * 20]  # the sequences share what trials may cost
-    later = sum(play(drafter, policy.open(linear()), [0] * steps) for steps in lengths)
+    later = sum(map(play, lengths))
     assert later <= 1.01 * sum(lengths) * plain + plain + milliseconds
 
 
 def test_a_free_drafter_is_trusted_again_without_any_verification() -> None:
-    session = AutoBudget().open(linear())
     drafter = Drafter(claim=0.9, milliseconds=0.001)
-    play(drafter, session, [0] * 100)
+    drafter.play([0] * 100)
     assert drafter.verified[-30:] == [0] * 30 and all(drafter.requests)
-    play(drafter, session, [8] * 60)
+    drafter.play([8] * 60)
     assert sum(size >= 6 for size in drafter.verified[100:]) >= 15
 
 
 def test_long_copies_get_the_largest_drafts_and_short_ones_small_drafts() -> None:
-    session = AutoBudget().open(linear(row=0.05))
-    drafter = Drafter(claim=0.99, milliseconds=0.1)
-    play(drafter, session, [64] * 20)
+    drafter = Drafter(claim=0.99, milliseconds=0.1, row=0.05)
+    drafter.play([64] * 20)
     assert drafter.requests[-1] == BUCKETS[-1]
-    play(drafter, session, [0] * 200)
+    drafter.play([0] * 200)
     assert max(drafter.requests[-20:]) <= 15
 
 
 def test_one_expected_acceptance_does_not_suffer_for_another() -> None:
-    session = AutoBudget().open(linear())
     drafter = Drafter(claim=0.9, milliseconds=2.0)
     for _ in range(60):
-        drafter.step(session, 0, expected=0.05)
-    poor = [drafter.step(session, 0, expected=0.05) for _ in range(20)]
+        drafter.step(0, expected=0.05)
+    poor = [drafter.step(0, expected=0.05) for _ in range(20)]
     assert drafter.requests[-20:].count(0) >= 18 and poor
     for _ in range(60):
-        drafter.step(session, 8, expected=0.95)
+        drafter.step(8, expected=0.95)
     assert all(drafter.requests[-20:])
 
 
 def test_no_proposals_are_reported_separately_from_poor_ones() -> None:
-    session = AutoBudget().open(linear())
-    session.allowance(128)
+    session = ready(AutoBudget(), linear())
     session.observe(Step(session.fit(DraftTree.empty()), (), (5,), {"draft": 0.0}))
     assert session.reason is None, "the report says that nothing was drafted"
     session.allowance(128)
@@ -201,10 +186,9 @@ def test_no_proposals_are_reported_separately_from_poor_ones() -> None:
 
 
 def test_never_more_than_the_maximum_is_requested() -> None:
-    session = AutoBudget().open(linear())
     drafter = Drafter(claim=1.0, milliseconds=0.0)
-    play(drafter, session, [64] * 40)
-    assert max(drafter.requests) == session.allowance(128) == 63
+    drafter.play([64] * 40)
+    assert max(drafter.requests) == drafter.session.allowance(128) == 63
 
 
 def test_works_without_costs_and_without_times() -> None:

@@ -30,13 +30,13 @@ from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream, NoiseUse
+from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees import operations
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
 from ragspec.verification.path_rows import PathSession, PathTarget
-from tests.support.distributions import Distributions, DistributionTarget, emitted
+from tests.support.distributions import Distributions, DistributionTarget, draw_by_bounds, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
 
 EXACT, KNOWN = 1e-12, 1e-3
@@ -85,18 +85,6 @@ class DistributionCache:
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
         return logits
-
-
-def draw_by_bounds(
-    noise: NoiseStream, root: int, q: torch.Tensor, nodes: Sequence[int]
-) -> list[int]:
-    """The independent draws of the core, with comparisons that enumeration can follow."""
-    bounds, last = q.cumsum(0).tolist(), int(q.nonzero()[-1])
-    tokens = []
-    for node in nodes:
-        number = noise.uniform(root, NoiseUse.DRAFT, node)
-        tokens.append(next((x for x in range(last) if number < bounds[x]), last))
-    return tokens
 
 
 @pytest.fixture(autouse=True)
@@ -289,12 +277,9 @@ def test_sizes_do_not_follow_the_width_of_a_distribution(monkeypatch: pytest.Mon
     """Without replacement a law of one token bears one child: the shape tells what was drawn."""
     distributions = Distributions(3, 5)
     distributions.cache["target", ()] = torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64)
-    for text, distribution in (
-        ((), [0.1, 0.3, 0.6]),
-        ((0,), [1.0, 0.0, 0.0]),
-        ((1,), [0.2, 0.3, 0.5]),
-    ):
-        distributions.cache["draft", text] = torch.tensor(distribution, dtype=torch.float64)
+    drafts = {(): [0.1, 0.3, 0.6], (0,): [1.0, 0.0, 0.0], (1,): [0.2, 0.3, 0.5]}
+    for text, chances in drafts.items():
+        distributions.cache["draft", text] = torch.tensor(chances, dtype=torch.float64)
     drafter = Sampled(distributions, DISTINCT, (2, 2), telling=False)
 
     def opened() -> BudgetSession:

@@ -33,11 +33,16 @@ from tests.support.enumeration import NoiseUsedTwiceError, Tokens
 
 EXACT = 1e-12
 KNOWN = 1e-3
-SAMPLED, DISTINCT = DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT
+DISTINCT = DraftKind.SAMPLED_WITHOUT_REPLACEMENT
 
 
-def worst(rule: Rule, widths: Tokens, draw: Draw, kind: DraftKind, zeros: bool = False) -> float:
-    """Return the largest deviation of a rule over a few random target and draft models."""
+def worst(rule: Rule, widths: Tokens, draw: Draw | None = None, zeros: bool = False) -> float:
+    """Return the largest deviation of a rule over a few random target and draft models.
+
+    draw: None for draws of the kind that the rule accepts.
+    """
+    (kind,) = rule.accepts
+    draw = draw or (draw_distinct if kind is DISTINCT else draw_independent)
     tree = partial(grow, widths=widths, draw=draw, kind=kind)
     return max(
         distributions.deviation(rule, tree, len(widths) + 1)
@@ -70,10 +75,8 @@ BROKEN_RULES: list[tuple[ModuleType, str, Tokens, str, str]] = [
 def test_broken_rules_change_the_distribution(
     module: ModuleType, name: str, widths: Tokens, old: str, new: str
 ) -> None:
-    distinct = name == "WithoutReplacement"
-    sample = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
-    assert worst(getattr(module, name)(), widths, *sample) <= EXACT
-    assert worst(getattr(broken(module, old, new), name)(), widths, *sample) > KNOWN
+    assert worst(getattr(module, name)(), widths) <= EXACT
+    assert worst(getattr(broken(module, old, new), name)(), widths) > KNOWN
 
 
 @pytest.mark.parametrize(
@@ -86,12 +89,10 @@ def test_broken_rules_change_the_distribution(
     ],
 )
 def test_lax_comparisons_let_impossible_tokens_in(module: ModuleType, name: str, old: str) -> None:
-    distinct = name == "WithoutReplacement"
-    sample = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
-    assert worst(getattr(module, name)(), (1,), *sample, zeros=True) <= EXACT
+    assert worst(getattr(module, name)(), (1,), zeros=True) <= EXACT
     lax = getattr(broken(module, old, old.replace("<", "<=")), name)()
     with pytest.raises(AssertionError, match="has no probability"):
-        worst(lax, (1,), *sample, zeros=True)
+        worst(lax, (1,), zeros=True)
 
 
 BROKEN_NOISE: list[tuple[ModuleType, str, Tokens, str, str]] = [
@@ -143,10 +144,8 @@ def without_twins(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> 
     ],
 )
 def test_misdeclared_drafts_change_the_distribution(rule: Rule, draw: Draw, width: int) -> None:
-    kind = next(iter(rule.accepts))
-    honest = draw_distinct if kind is DISTINCT else draw_independent
-    assert worst(rule, (width,), honest, kind) <= EXACT
-    assert worst(rule, (width,), draw, kind) > KNOWN
+    assert worst(rule, (width,)) <= EXACT
+    assert worst(rule, (width,), draw) > KNOWN
 
 
 def target_choice(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:

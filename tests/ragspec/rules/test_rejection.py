@@ -197,11 +197,10 @@ def test_an_empty_draft_is_plain_decoding(rule: Rule) -> None:
     assert Distributions(5, 6).deviation(rule, lambda *_: empty, length=1) <= EXACT
 
 
-@each(
-    *[independent(1, 1, 1), independent(2, 1), distinct(2, 1)],
-    independent(2, 1),
-    independent(1, 1, 1),
-)
+CHAIN, PAIR = independent(1, 1, 1), independent(2, 1)
+
+
+@each(CHAIN, PAIR, distinct(2, 1), PAIR, CHAIN)
 def test_a_text_that_ends_in_the_draft(rule: Rule, tree: Grow) -> None:
     for distributions in (Distributions(3, seed, end=1) for seed in range(2)):
         assert distributions.deviation(rule, tree, depth(tree) + 1) <= EXACT

@@ -15,6 +15,7 @@ from ragspec.rules.typical import Typical
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
+from tests.ragspec.trees.test_operations import trees
 from tests.support import tiny
 from tests.support.codes import likeliest, with_the_targets_noise
 from tests.support.distributions import Distributions, emitted, grow
@@ -28,20 +29,6 @@ RULES += [KSeq(), Block(), Typical()]
 def plain(distributions: Distributions, noise: NoiseStream, length: int) -> Tokens:
     """Return what plain decoding writes with this noise."""
     return distributions.generate(Walk(), noise, lambda *_: DraftTree.empty(), steps=length)
-
-
-@st.composite
-def trees(draw: st.DrawFn, vocab: int) -> DraftTree:
-    """Return any tree with distinct siblings, whatever it was made from."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    for _ in range(draw(st.integers(0, 12))):
-        parent = draw(st.integers(-1, len(tokens) - 1))
-        token = draw(st.integers(0, vocab - 1))
-        if (token, parent) not in zip(tokens, parents, strict=True):
-            tokens.append(token)
-            parents.append(parent)
-    return DraftTree.build(tokens, parents, "any")
 
 
 @given(tree=trees(vocab=4), seed=st.integers(0, 10**6), greedy=st.booleans())

@@ -25,25 +25,28 @@ from ragspec.trees.operations import (
     promised,
     select,
 )
+from tests.support.distributions import texts
 
 VOCAB = 24
 
 
 @st.composite
-def trees(draw: st.DrawFn, source: str = "a", most: int = 12) -> DraftTree:
-    """A well-formed tree whose reach never grows downwards."""
-    n = draw(st.integers(0, most))
+def trees(
+    draw: st.DrawFn, source: str = "a", most: int = 12, least: int = 0, vocab: int = VOCAB
+) -> DraftTree:
+    """A well-formed tree whose reach never grows downwards; the offset of a node is its number."""
     parents: list[int] = []
     tokens: list[int] = []
     accept_prob: list[float] = []
-    for i in range(n):
-        parent = draw(st.integers(-1, i - 1))
-        kin = {tokens[j] for j in range(i) if parents[j] == parent}
-        tokens.append(draw(st.sampled_from(sorted(set(range(VOCAB)) - kin))))
-        above = 1.0 if parent == ROOT else accept_prob[parent]
-        accept_prob.append(above * draw(st.sampled_from([0.25, 0.5, 0.75, 1.0])))
-        parents.append(parent)
-    origin = [(0, i) for i in range(n)]
+    for _ in range(draw(st.integers(least, most))):
+        parent = draw(st.integers(-1, len(tokens) - 1))
+        kin = {token for token, above in zip(tokens, parents, strict=True) if above == parent}
+        if others := sorted(set(range(vocab)) - kin):
+            tokens.append(draw(st.sampled_from(others)))
+            above = 1.0 if parent == ROOT else accept_prob[parent]
+            accept_prob.append(above * draw(st.integers(1, 20)) / 20)
+            parents.append(parent)
+    origin = [(0, i) for i in range(len(tokens))]
     return DraftTree.build(tokens, parents, source, accept_prob=accept_prob, origin=origin)
 
 
@@ -58,10 +61,7 @@ def climb(tree: DraftTree, node: int) -> list[int]:
 
 def spelled(tree: DraftTree) -> dict[tuple[int, ...], int]:
     """The node at the end of every token path."""
-    return {
-        tuple(int(tree.tokens[i]) for i in reversed(climb(tree, node))): node
-        for node in range(len(tree))
-    }
+    return {path: node for node, path in texts(tree).items() if path}
 
 
 @pytest.mark.parametrize("n", [*range(21), 63, 64, 65, 150])

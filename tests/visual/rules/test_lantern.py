@@ -20,7 +20,8 @@ from ragspec.trees.operations import promised
 from ragspec.visual.rules import lantern as module
 from ragspec.visual.rules.codebook import CodePartition
 from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
-from tests.ragspec.rules.test_walk import plain, trees
+from tests.ragspec.rules.test_walk import plain
+from tests.ragspec.trees.test_operations import trees
 from tests.support import codes, tiny
 from tests.support.distributions import Distributions, Grow, emitted
 
