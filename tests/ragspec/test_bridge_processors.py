@@ -150,17 +150,15 @@ def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
     tokenizer = tiny.tokenizer()
     one, two = plain()
     ends = {"eos_token_id": [95], "pad_token_id": PAD}  # with none, transformers pads nothing
+    stops = [tokenizer.decode(one[3:5]), tokenizer.decode(two[5:7])]
+
+    def local(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([row.shape[0] > 9 for row in ids])
+
     request: dict[str, Any] = {
-        "strings": {
-            "stop_strings": [tokenizer.decode(one[3:5]), tokenizer.decode(two[5:7])],
-            "tokenizer": tokenizer,
-        },
+        "strings": {"stop_strings": stops, "tokenizer": tokenizer},
         "length": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(10)])},
-        "local": {
-            "stopping_criteria": [
-                lambda ids, scores: torch.tensor([row.shape[0] > 9 for row in ids])
-            ]
-        },
+        "local": {"stopping_criteria": [local]},
     }[kind]
     arguments = {**padded(PROMPTS), **COMMON, **ends, "do_sample": False, **request}
     theirs = model.generate(**arguments)
@@ -192,14 +190,8 @@ def test_positions_that_do_not_count_the_tokens_are_refused(model: Any) -> None:
     arguments = {**inputs, **COMMON, "do_sample": False}
     ours = generate(model, speculation=spec, position_ids=counted, **arguments)
     assert torch.equal(ours, model.generate(position_ids=counted, **arguments))
-    twice = generate(
-        model,
-        speculation=spec,
-        position_ids=counted,
-        **arguments | {"do_sample": True},
-        num_return_sequences=2,
-    )
-    assert len(twice) == 4
+    twice = {**arguments, "position_ids": counted, "do_sample": True, "num_return_sequences": 2}
+    assert len(generate(model, speculation=spec, **twice)) == 4
     for wrong in (counted + 1, counted + (counted == 2), counted[:, :-1], counted[:, :1]):
         with pytest.raises(InputError, match="position_ids"):
             generate(model, speculation=spec, position_ids=wrong, **arguments)

@@ -1,7 +1,7 @@
 """Random interleavings of requests, steps and faults: every text is the one that it is alone."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from ragspec import Engine, Sampling
 from ragspec.engine.handle import RequestHandle
 from ragspec.errors import CallbackError
 from ragspec.verification.causal import CausalTarget
-from tests.support import tiny
+from tests.support import scheduling, tiny
 from tests.support.calls import failing
 
 TEXTS = 10
@@ -20,12 +20,11 @@ CASES = 60  # 700 for each drafter with --slow
 
 @dataclass
 class Case:
-    """A text that was asked for, and its pauses and faults."""
+    """A text that was asked for, and whether it may fail."""
 
     number: int
     handle: RequestHandle
     fails: bool = False
-    parts: list[int] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module", params=["context", "auto", None])
@@ -45,23 +44,13 @@ class Query:
 
 @pytest.fixture(scope="module")
 def queries(engine: Engine) -> list[Query]:
-    plain, rng = Engine(engine.target, engine.tokenizer, None), random.Random(1)
+    plain = Engine(engine.target, engine.tokenizer, None)
     plain.prefix_cache.max_bytes = 0
-    beginnings = [tiny.prompt(rng.randrange(1, 40), seed=seed) for seed in range(3)]
-    results = []
-    for number in range(TEXTS):
-        prompt = [*rng.choice(beginnings), *tiny.prompt(rng.randrange(1, 12), seed=number)]
-        sampling = Sampling(
-            temperature=rng.choice([0.0, 0.9]),
-            seed=number,
-            repetition_penalty=rng.choice([None, 1.3]),
-        )
-        options: dict[str, Any] = {"max_new_tokens": rng.randrange(1, 12)}
-        if rng.random() < 0.3:
-            options["stop"] = rng.choice(["e", "a", "ab"])
-        whole = plain.generate(prompt, sampling, **options)
-        results.append(Query(prompt, sampling, options, whole.tokens, whole.text))
-    return results
+    return [
+        Query(prompt, sampling, options, whole.tokens, whole.text)
+        for prompt, sampling, options in scheduling.queries(TEXTS, seed=1)
+        for whole in [plain.generate(prompt, sampling, **options)]
+    ]
 
 
 class Run:

@@ -43,9 +43,12 @@ def drafted(model: Any, expected: list[list[int]]) -> Engine:
     return Engine(model, drafter=NoisyTrees(truth), budget=10)
 
 
+def written(engine: Engine, **options: Any) -> Any:
+    return engine.generate(PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, **options)
+
+
 def tokens_of(engine: Engine) -> list[list[int]]:
-    results = engine.generate(PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True)
-    return [result.tokens for result in results]
+    return [result.tokens for result in written(engine)]
 
 
 TRUE_INDEX, TRUE_MOVE = RowView.index, SequenceCache.move
@@ -92,9 +95,7 @@ def test_a_processor_that_is_blind_to_the_draft_is_noticed(
 
 def test_rows_end_at_their_its_time(drafted: Engine, expected: list[list[int]]) -> None:
     ends = [tokens[cut] for tokens, cut in zip(expected, (2, 9), strict=False)]
-    results = drafted.generate(
-        PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, stop_token_ids=ends
-    )
+    results = written(drafted, stop_token_ids=ends)
     for result, whole in zip(results, expected, strict=True):
         stops = [place for place, token in enumerate(whole) if token in ends]
         assert result.tokens == (whole[: stops[0] + 1] if stops else whole)
@@ -127,9 +128,7 @@ class Counting(Rule):
 def test_each_row_opens_its_rule(model: Any, drafted: Engine, expected: list[list[int]]) -> None:
     rule = Counting()
     engine = Engine(model, drafter=drafted.drafter, budget=10, rule=rule)
-    results = engine.generate(
-        PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, stop_token_ids=[expected[0][4]]
-    )
+    results = written(engine, stop_token_ids=[expected[0][4]])
     assert rule.verdicts == 0 and len(rule.opened) == len(results) == 4
     for result, row in zip(results, rule.opened, strict=True):
         assert row.verdicts == len(result.steps)

@@ -45,18 +45,13 @@ NEW = 24
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine(tiny.model("llama"), tiny.tokenizer(), drafter=None)
-
-
-@pytest.fixture(scope="module")
 def bytewise() -> Engine:
     """Return an engine whose model writes random bytes: split and broken characters galore."""
     return Engine(tiny.model("llama", vocab_size=320), tiny.bpe_tokenizer(), drafter=None)
 
 
-def test_chunks_are_the_text_of_generate(engine: Engine, bytewise: Engine) -> None:
-    for using in (engine, bytewise):
+def test_chunks_are_the_text_of_generate(plain: Engine, bytewise: Engine) -> None:
+    for using in (plain, bytewise):
         for seed in range(3):
             sampling = Sampling(temperature=1.5, seed=seed)
             whole = using.generate("ab cd", sampling, max_new_tokens=NEW)
@@ -87,10 +82,10 @@ def test_characters_that_tokens_split_come_out_whole(bytewise: Engine) -> None:
     assert cut.result.finish_reason == "stop"
 
 
-def test_a_stop_string_never_appears_nor_a_part_of_it(engine: Engine) -> None:
-    text = engine.generate("ab cd", max_new_tokens=NEW).text
+def test_a_stop_string_never_appears_nor_a_part_of_it(plain: Engine) -> None:
+    text = plain.generate("ab cd", max_new_tokens=NEW).text
     stop = text[10:14]
-    stream = engine.stream("ab cd", max_new_tokens=NEW, stop=[stop, "never to be seen"])
+    stream = plain.stream("ab cd", max_new_tokens=NEW, stop=[stop, "never to be seen"])
     display = ""
     for piece in stream:
         display += piece
@@ -99,11 +94,11 @@ def test_a_stop_string_never_appears_nor_a_part_of_it(engine: Engine) -> None:
     assert display == text[: text.index(stop)] == stream.result.text
 
 
-def test_text_held_back_for_a_stop_string_comes_at_the_end(engine: Engine) -> None:
-    text = engine.generate("ab cd", max_new_tokens=NEW).text
-    stream = engine.stream("ab cd", max_new_tokens=NEW, stop="never to be seen")
+def test_text_held_back_for_a_stop_string_comes_at_the_end(plain: Engine) -> None:
+    text = plain.generate("ab cd", max_new_tokens=NEW).text
+    stream = plain.stream("ab cd", max_new_tokens=NEW, stop="never to be seen")
     assert "".join(stream) == text
-    early = engine.stream("ab cd", max_new_tokens=NEW, stop="xyzzy")
+    early = plain.stream("ab cd", max_new_tokens=NEW, stop="xyzzy")
     display = next(early)
     early.cancel()
     display += "".join(early)
@@ -111,8 +106,8 @@ def test_text_held_back_for_a_stop_string_comes_at_the_end(engine: Engine) -> No
     assert early.result.finish_reason == "cancelled"
 
 
-def test_cancelling_from_another_thread(engine: Engine) -> None:
-    stream = engine.stream("ab cd", max_new_tokens=400)
+def test_cancelling_from_another_thread(plain: Engine) -> None:
+    stream = plain.stream("ab cd", max_new_tokens=400)
     text = next(stream)
     thread = threading.Thread(target=stream.cancel)
     thread.start()
@@ -123,11 +118,11 @@ def test_cancelling_from_another_thread(engine: Engine) -> None:
     assert len(stream.result.tokens) <= 2
 
 
-def test_an_interrupt_keeps_the_text(engine: Engine) -> None:
+def test_an_interrupt_keeps_the_text(plain: Engine) -> None:
     interrupt = failing(KeyboardInterrupt, (6,), lambda ids, scores: scores)
-    whole = engine.generate("ab cd", max_new_tokens=NEW)
-    before = engine.model.config._attn_implementation
-    stream = engine.stream("ab cd", max_new_tokens=NEW, logits_processor=[interrupt])
+    whole = plain.generate("ab cd", max_new_tokens=NEW)
+    before = plain.model.config._attn_implementation
+    stream = plain.stream("ab cd", max_new_tokens=NEW, logits_processor=[interrupt])
     text = ""
     with pytest.raises(KeyboardInterrupt):
         for piece in stream:
@@ -135,12 +130,12 @@ def test_an_interrupt_keeps_the_text(engine: Engine) -> None:
     assert stream.result.text == text == whole.text[: len(text)]
     assert stream.result.tokens == whole.tokens[:5]
     assert stream.result.finish_reason == "cancelled"
-    assert engine.model.config._attn_implementation == before
+    assert plain.model.config._attn_implementation == before
     assert list(stream) == []
 
 
-def test_leaving_early_and_closing_twice(engine: Engine) -> None:
-    stream = engine.stream("ab cd", max_new_tokens=NEW)
+def test_leaving_early_and_closing_twice(plain: Engine) -> None:
+    stream = plain.stream("ab cd", max_new_tokens=NEW)
     assert stream.result.tokens == []
     text = next(stream)
     stream.close()
@@ -153,34 +148,34 @@ def test_leaving_early_and_closing_twice(engine: Engine) -> None:
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("steps", [0, 2, NEW])
 def test_a_stream_that_is_dropped_frees_its_cache_at_once(
-    steps: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    steps: int, plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Any] = []
     enter = noted(TreeSession.__enter__, opened, weakref.ref)
     monkeypatch.setattr(TreeSession, "__enter__", enter)
-    before = engine.model.config._attn_implementation
-    stream = engine.stream("ab cd", max_new_tokens=NEW)
+    before = plain.model.config._attn_implementation
+    stream = plain.stream("ab cd", max_new_tokens=NEW)
     for _ in zip(range(steps), stream, strict=False):
         pass
     opened.append(weakref.ref(stream._handle))
     assert len(opened) == (2 if steps else 1)
     del stream
     assert [reference() for reference in opened] == [None] * len(opened)
-    assert engine.model.config._attn_implementation == before
+    assert plain.model.config._attn_implementation == before
 
 
-def test_several_prompts_are_no_stream(engine: Engine) -> None:
+def test_several_prompts_are_no_stream(plain: Engine) -> None:
     with pytest.raises(InputError, match="Use generate"):
-        engine.stream(["a", "b"])
+        plain.stream(["a", "b"])
     with pytest.raises(InputError, match="n=2"):
-        engine.stream("a", Sampling(temperature=1.0, n=2))
+        plain.stream("a", Sampling(temperature=1.0, n=2))
     with pytest.raises(InputError, match="tokenizer"):
-        Engine(engine.model, drafter=None).stream([1, 2])
+        Engine(plain.model, drafter=None).stream([1, 2])
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 1.0}, {}, 0, 0.7, "greedy"])
-def test_a_sampling_of_another_kind_is_refused(engine: Engine, wrong: Any) -> None:
-    for method in (engine.stream, engine.generate):
+def test_a_sampling_of_another_kind_is_refused(plain: Engine, wrong: Any) -> None:
+    for method in (plain.stream, plain.generate):
         with pytest.raises(InputError, match="expected a Sampling, such as"):
             method("a", wrong)
 

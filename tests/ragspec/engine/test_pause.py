@@ -133,16 +133,12 @@ def test_listeners_receive_whole_texts_alone() -> None:
             "resume_from has 9 tokens and max_new_tokens is 8",
         ),
         ({"resume_from": [7, 4], "stop_token_ids": [7]}, "expected a text that ends there"),
+        ({"resume_from": [4], "prompts": [[1, 2], [3]]}, "resume_from= with several texts"),
     ],
 )
 def test_what_cannot_go_on_is_refused(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
-        engine().generate(tiny.prompt(), **options)
-
-
-def test_several_texts_cannot_go_on() -> None:
-    with pytest.raises(InputError, match="resume_from= with several texts"):
-        engine().generate([tiny.prompt(), tiny.prompt(seed=1)], resume_from=[4])
+        engine().generate(**{"prompts": tiny.prompt(), **options})
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,6 @@ ONE += [torch.tensor([IDS], dtype=torch.int32), np.array(IDS), np.array([IDS], d
 ONE += [TOKENIZER(TEXT), TOKENIZER(TEXT, return_tensors="pt")]
 
 
-@pytest.mark.parametrize("form", ONE)
-def test_forms_of_one_prompt(form: Any) -> None:
-    assert encoded(form) == ([IDS], True)
-
-
 BATCH: list[Any] = [[TEXT, "xy"], (TEXT, "xy"), [IDS, [88, 89]], [TEXT, [88, 89]]]
 BATCH += [[np.array(IDS), torch.tensor([88, 89])], [torch.tensor([IDS]), "xy"]]
 BATCH += [TOKENIZER([TEXT, "xy"]), TOKENIZER([TEXT, "xy"], padding=True)]
@@ -49,15 +44,16 @@ BATCH += [TOKENIZER([TEXT, "xy"], padding=True, return_tensors="pt")]
 BATCH += [[TOKENIZER(TEXT), TOKENIZER("xy")]]
 
 
-@pytest.mark.parametrize("form", BATCH)
-def test_forms_of_a_batch(form: Any) -> None:
-    assert encoded(form) == ([IDS, [88, 89]], False)
+FORMS = [
+    *((form, [IDS], True) for form in ONE),
+    *((each, [IDS], False) for each in ([TEXT], [IDS])),
+]
+FORMS += [*((form, [IDS, [88, 89]], False) for form in BATCH), ([[5]], [[5]], False)]
 
 
-def test_a_batch_of_one_list_stays_a_batch() -> None:
-    assert encoded([TEXT]) == ([IDS], False)
-    assert encoded([IDS]) == ([IDS], False)
-    assert encoded([[5]]) == ([[5]], False)
+@pytest.mark.parametrize(("form", "ids", "single"), FORMS)
+def test_forms_of_one_prompt_and_of_a_batch(form: Any, ids: list[list[int]], single: bool) -> None:
+    assert encoded(form) == (ids, single)
 
 
 def test_chat_messages_and_batches_of_them() -> None:

@@ -22,11 +22,6 @@ PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8]
 NEW = 14
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine(tiny.model("llama"), tiny.tokenizer(), drafter=None)
-
-
 def opened(engine: Engine, prompts: Any, sampling: Sampling) -> list[Sequence]:
     requests, _ = engine.prepare(prompts, sampling, {"max_new_tokens": 4})
     sequences = [Sequence(request, engine.parts) for request in requests]
@@ -35,22 +30,22 @@ def opened(engine: Engine, prompts: Any, sampling: Sampling) -> list[Sequence]:
     return sequences
 
 
-def test_every_prompt_has_n_sequences_of_one_seed(engine: Engine) -> None:
-    sequences = opened(engine, PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=[3, 4]))
+def test_every_prompt_has_n_sequences_of_one_seed(plain: Engine) -> None:
+    sequences = opened(plain, PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=[3, 4]))
     noises = [each.distribution.noise for each in sequences]
     assert [(noise.seed, noise.sample) for noise in noises] == [(3, 0), (3, 1), (4, 0), (4, 1)]
     assert [each.context.tokens for each in sequences] == [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2
     assert sequences[0].context.tokens is not sequences[1].context.tokens
 
 
-def test_seeds_that_nobody_gave_differ_and_are_reported(engine: Engine) -> None:
-    sequences = opened(engine, PROMPTS[:2], Sampling(temperature=1.0, n=2))
+def test_seeds_that_nobody_gave_differ_and_are_reported(plain: Engine) -> None:
+    sequences = opened(plain, PROMPTS[:2], Sampling(temperature=1.0, n=2))
     seeds = [each.distribution.noise.seed for each in sequences]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
 
 
-def test_sequences_that_did_not_end_were_cancelled(engine: Engine) -> None:
-    first, second = opened(engine, PROMPTS[:2], Sampling())
+def test_sequences_that_did_not_end_were_cancelled(plain: Engine) -> None:
+    first, second = opened(plain, PROMPTS[:2], Sampling())
     first.stop.push(3)
     for token in (1, 2, 3, 4):
         second.stop.push(token)
@@ -59,21 +54,21 @@ def test_sequences_that_did_not_end_were_cancelled(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("budget", ["auto", 4, 0])
-def test_tree_sizes_are_counted_for_every_step(budget: str | int, engine: Engine) -> None:
+def test_tree_sizes_are_counted_for_every_step(budget: str | int, plain: Engine) -> None:
     for new in (2, 9):
-        plain = engine.generate(PROMPTS[0], max_new_tokens=new, ignore_eos=True)
-        drafter = NoisyTrees({tuple(PROMPTS[0]): plain.tokens})
-        drafting = Engine(engine.model, drafter=drafter, budget=budget)
+        whole = plain.generate(PROMPTS[0], max_new_tokens=new, ignore_eos=True)
+        drafter = NoisyTrees({tuple(PROMPTS[0]): whole.tokens})
+        drafting = Engine(plain.model, drafter=drafter, budget=budget)
         result = drafting.generate(PROMPTS[0], max_new_tokens=new, ignore_eos=True).report
         assert sum(result.budget_sizes.values()) == result.steps > 0
         assert result.budget_sizes == Counter(result.per_step_drafted)
 
 
-def test_end_tokens_go_on_where_they_are_ignored(engine: Engine) -> None:
+def test_end_tokens_go_on_where_they_are_ignored(plain: Engine) -> None:
     ignored: dict[str, Any] = {"max_new_tokens": 10, "ignore_eos": True}
-    whole = engine.generate([5, 6, 7], **ignored).tokens
+    whole = plain.generate([5, 6, 7], **ignored).tokens
     drafter = NoisyTrees({(5, 6, 7): whole})
-    tuned = Engine(copy.deepcopy(engine.model), drafter=drafter, budget=6)
+    tuned = Engine(copy.deepcopy(plain.model), drafter=drafter, budget=6)
     tuned.model.generation_config.eos_token_id = whole[4]
     ended = tuned.generate([5, 6, 7], max_new_tokens=10)
     assert ended.tokens == whole[: whole.index(whole[4]) + 1]
@@ -130,11 +125,10 @@ def written(engine: Engine, prompts: Any, sampling: Sampling, inputs: Any) -> li
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("kind", INPUTS)
-def test_texts_of_a_batch_are_those_of_each_prompt_alone(kind: str, n: int, model: Any) -> None:
+def test_texts_of_a_batch_are_those_of_each_prompt_alone(kind: str, n: int, plain: Engine) -> None:
     make = INPUTS[kind]
     seeds = [3, 4, 5]
     sampling = Sampling(temperature=0.8, seed=seeds, n=n)
-    plain = Engine(model, drafter=None)
     alone = [
         written(plain, [prompt], Sampling(temperature=0.8, seed=[seed], n=n), make())
         for prompt, seed in zip(PROMPTS, seeds, strict=True)
@@ -142,19 +136,18 @@ def test_texts_of_a_batch_are_those_of_each_prompt_alone(kind: str, n: int, mode
     whole = [tokens for result in alone for tokens in result]
     truth = {tuple(p): result[0] for p, result in zip(PROMPTS, alone, strict=True)}
     for size, drafter in product((1, 2, 16), (NoisyTrees(truth), None)):
-        batch = Engine(model, drafter=drafter, budget=8, max_batch_size=size)
+        batch = Engine(plain.model, drafter=drafter, budget=8, max_batch_size=size)
         assert written(batch, PROMPTS, sampling, make()) == whole
     without = written(plain, PROMPTS, sampling, [])
     assert all(one != other for one, other in zip(whole, without, strict=True))
 
 
-def test_several_texts_leave_the_object_alone_and_a_single_one_has_it_itself(model: Any) -> None:
+def test_several_texts_leave_the_object_alone_and_a_single_one_has_it_itself(plain: Engine) -> None:
     inputs = StatefulProcessor()
-    engine = Engine(model, drafter=None)
-    written(engine, PROMPTS, Sampling(), [inputs])
-    written(engine, PROMPTS[:1], Sampling(temperature=1.0, n=2), [inputs])
+    written(plain, PROMPTS, Sampling(), [inputs])
+    written(plain, PROMPTS[:1], Sampling(temperature=1.0, n=2), [inputs])
     assert inputs.calls == []
-    written(engine, PROMPTS[:1], Sampling(), [inputs])
+    written(plain, PROMPTS[:1], Sampling(), [inputs])
     assert len(inputs.calls) == NEW and inputs.calls[0] == PROMPTS[:1]
 
 
@@ -186,12 +179,11 @@ def test_copies_share_models_and_the_tokenizer(model: Any) -> None:
     assert inputs.calls == []
 
 
-def test_what_cannot_be_copied_is_refused_for_several_texts(model: Any) -> None:
-    engine = Engine(model, drafter=None)
+def test_what_cannot_be_copied_is_refused_for_several_texts(plain: Engine) -> None:
     inputs = Holding(lock=threading.Lock())
     with pytest.raises(InputError, match=r"Holding cannot be copied .*one text at a time"):
-        written(engine, PROMPTS, Sampling(), [inputs])
-    assert len(written(engine, PROMPTS[:1], Sampling(), [inputs])[0]) == NEW
+        written(plain, PROMPTS, Sampling(), [inputs])
+    assert len(written(plain, PROMPTS[:1], Sampling(), [inputs])[0]) == NEW
 
 
 class Rows:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig
+from transformers import generation as hf
 
 from ragspec import Engine, Sampling
 from ragspec.errors import InputError, PromptTooLongError, SamplingError
@@ -46,8 +47,6 @@ def row_by_row(theirs: Any, values: torch.Tensor) -> torch.Tensor:
 
 
 def pairs() -> dict[str, tuple[Processor, Any]]:
-    from transformers import generation as hf
-
     sequences = {(8, 9): 0.3, (9,): -3.1, (3, 5, 9): 0.7, (4, 3, 5, 2): 5.0, (2, 8, 1): 2.5}
     words = [[9], [11], [3, 2], [3, 5, 1], [8, 11]]
     return {
@@ -72,9 +71,7 @@ def pairs() -> dict[str, tuple[Processor, Any]]:
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["repetition", "bias", "sequences", "bad words", "minimum", "no-repeat"]
-)
+@pytest.mark.parametrize("name", pairs())
 def test_every_node_gets_what_transformers_gives_its_path(name: str) -> None:
     ours, theirs = pairs()[name]
     values = logits()

@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 from ragspec.errors import InputError
 from ragspec.sampling import stopping
 from ragspec.sampling.stopping import EndRepetition, StopRule, StopState, repeats
+from tests.ragspec.sampling.test_text_output import encode
 from tests.support import tiny
 
 TEXTS = st.text(alphabet="the dra ft.\nkê€é漢😀 ", min_size=1, max_size=24)
-
-
-def encode(text: str) -> list[int]:
-    return list(tiny.bpe_tokenizer()(text)["input_ids"])
 
 
 @given(TEXTS, st.data())

@@ -78,6 +78,17 @@ def parts(tokens: list[int], sizes: list[int]) -> list[list[int]]:
     return [*chunks, tokens[start:]]
 
 
+def pieces(output: TextOutput, tokens: list[int]) -> list[str]:
+    """Return the piece that each token gives, up to the one that completes a stop string."""
+    result: list[str] = []
+    for token in tokens:
+        output.push([token])
+        result.append(output.piece())
+        if output.stopped:
+            break
+    return result
+
+
 def decoded(kind: str, prompt: list[int], tokens: list[int], skip: bool = True) -> str:
     """Return what the text of tokens after a prompt is by definition."""
     decode = partial(tokenizer(kind).decode, skip_special_tokens=skip)
@@ -122,25 +133,20 @@ def test_the_first_stop_cuts_the_text(kind: str, data: st.DataObject, sizes: lis
         stops.append(whole[start : start + data.draw(st.integers(1, 5))] or "never")
     stops = [stop for stop in stops if "\ufffd" not in stop] or ["never"]
     output = TextOutput(tokenizer(kind), prompt, stops)
-    written, read = "", 0
-    for token in tokens:
-        output.push([token])
-        written += output.piece()
-        read += 1
-        if output.stopped:
-            break
+    written = pieces(output, tokens)
+    read = len(written)
     output.finish()
-    written += output.piece(ends=True)
+    whole = "".join([*written, output.piece(ends=True)])
     known = decoded(kind, prompt, tokens[:read])
     places = [place for stop in stops if (place := known.find(stop)) >= 0]
     assert output.stopped == bool(places)
-    assert written == output.text == known[: min(places, default=len(known))]
+    assert whole == output.text == known[: min(places, default=len(known))]
     other = TextOutput(tokenizer(kind), prompt, stops)  # the same by other pieces
     joined = ""
     for part in parts(tokens[:read], sizes):
         other.push(part)
         joined += other.piece()
-    assert joined + other.piece(ends=True) == written
+    assert joined + other.piece(ends=True) == whole
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,12 +159,7 @@ def test_a_stop_may_be_made_of_special_tokens(kind: str, data: st.DataObject, st
     eos = tokenizer(kind).eos_token
     stop = stop.replace(SPECIAL, eos)
     output = TextOutput(tokenizer(kind), (), [stop])
-    read = 0
-    for token in tokens:
-        output.push([token])
-        read += 1
-        if output.stopped:
-            break
+    read = len(pieces(output, tokens))
     output.finish()
     spelled = decoded(kind, [], tokens[:read], skip=False)
     assert output.stopped == (stop in spelled)
@@ -171,12 +172,12 @@ def test_a_stop_may_be_made_of_special_tokens(kind: str, data: st.DataObject, st
 @pytest.mark.parametrize("ends", [[" draft", SPECIAL + "a"], [SPECIAL + "a", " draft"]])
 def test_special_tokens_that_are_left_out_hide_no_other_stop(ends: list[str]) -> None:
     tokens, eos = encode("a dra"), tokenizer("byte-level").eos_token_id
-    output, pieces = TextOutput(tokenizer("byte-level"), (), ends), []
+    output, written = TextOutput(tokenizer("byte-level"), (), ends), []
     for token in [*tokens, eos, *encode("ft of")]:
         assert output.completes_stop([token]) == (output.stopped or token == encode("ft")[-1])
         output.push([token])
-        pieces.append(output.piece())
-    assert output.stopped and output.text == "".join(pieces) == "a"
+        written.append(output.piece())
+    assert output.stopped and output.text == "".join(written) == "a"
 
 
 @pytest.mark.parametrize("kind", KINDS)
