@@ -80,17 +80,15 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @dataclass
-class BrokenDrafter(Drafter):
+class BrokenDrafter(Drafter, DraftSession):
     """Raises at every turn."""
 
     name: str = "broken"
     kind: DraftKind = DraftKind.DETERMINISTIC
 
-    def open(self, request: DraftRequest) -> BrokenSession:
-        return BrokenSession()
+    def open(self, request: DraftRequest) -> BrokenDrafter:
+        return self
 
-
-class BrokenSession(DraftSession):
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         raise RuntimeError("as always")
 
