@@ -13,6 +13,7 @@ Deviations:
 Nodes have no origin, since a request cannot cite documents of the corpus.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -110,11 +111,7 @@ class RestDrafter(Drafter):
 
 
 class RestSession(DraftSession):
-    """A snapshot of a corpus for one row; see `RestDrafter`.
-
-    Attributes:
-        matched: Length of the match behind the last proposal, 0 without one.
-    """
+    """A snapshot of a corpus for one row; see `RestDrafter`."""
 
     def __init__(self, drafter: RestDrafter, segments: Sequence[Segment]) -> None:
         self._drafter = drafter
@@ -165,21 +162,19 @@ class RestSession(DraftSession):
 def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> Draft:
     """Return the best nodes of several trees, merged with their probabilities added by share."""
     at: dict[tuple[int, int], int] = {}  # by parent and token, in the order of the nodes
-    accept_prob: list[float] = []
+    accept_prob = defaultdict[int, float](float)
     for draft, share in trees:
         place: list[int] = []
         columns = (draft.tokens, draft.parents, draft.accept_prob)
         for token, parent, chance in zip(*(c.tolist() for c in columns), strict=True):
             node = at.setdefault((ROOT if parent == ROOT else place[parent], token), len(at))
             place.append(node)
-            if node == len(accept_prob):
-                accept_prob.append(0.0)
             accept_prob[node] += share * chance
-    order = sorted(range(len(at)), key=lambda node: -accept_prob[node])[:budget]
+    order = sorted(accept_prob, key=lambda node: -accept_prob[node])[:budget]
     number, pairs = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}, list(at)
     return Draft(
         np.array([pairs[node][1] for node in order], np.int64),
         np.array([number[pairs[node][0]] for node in order], np.int64),
-        np.array(accept_prob)[order],
+        np.array([accept_prob[node] for node in order]),
         max(draft.length for draft, _ in trees),
     )

@@ -8,8 +8,10 @@ window makes a forward about fifty tokens wider. Instead, verified branches with
 next tokens are added as n-grams, which costs nothing.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice, takewhile
+from operator import mul
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
@@ -87,7 +89,6 @@ class NGramDrafter(Drafter):
         colour=0,
         listed=False,
     )
-
     name = "ngrams"
 
     def __init__(self, *, level: int = LEVEL, guess: int = GUESS, lookahead: bool = True) -> None:
@@ -146,36 +147,24 @@ class NGramSession(DraftSession):
         """Merge the n-grams into one tree; a shared node has the sum of their shares."""
         ngrams = self._pool.after(root)
         total = sum(FADES**rank for rank in range(len(ngrams)))
-        tokens: list[int] = []
-        parents: list[int] = []
-        share: list[float] = []
-        depth: list[int] = []
-        at: dict[tuple[int, int], int] = {}
+        share = defaultdict[tuple[int, ...], float](float)  # of a node, by its path from the root
         for rank, ngram in enumerate(ngrams):
-            parent = ROOT
-            for level, token in enumerate(ngram[:deepest]):
-                if token >= self._vocab_size:
-                    break
-                node = at.setdefault((parent, token), len(tokens))
-                if node == len(tokens):
-                    tokens.append(token)
-                    parents.append(parent)
-                    share.append(0.0)
-                    depth.append(level)
-                share[node] += FADES**rank / total
-                parent = node
+            path = tuple(takewhile(lambda token: token < self._vocab_size, ngram[:deepest]))
+            for depth in range(1, len(path) + 1):
+                share[path[:depth]] += FADES**rank / total
+        number = {path: node for node, path in enumerate(share)} | {(): ROOT}
         held = self._held()
-        accept_prob = [part * held[level] for part, level in zip(share, depth, strict=True)]
-        return DraftTree.build(tokens, parents, self._drafter.name, accept_prob=accept_prob)
+        return DraftTree.build(
+            [path[-1] for path in share],
+            [number[path[:-1]] for path in share],
+            self._drafter.name,
+            accept_prob=[part * held[len(path) - 1] for path, part in share.items()],
+        )
 
     def _held(self) -> list[float]:
         """Return the probability that a list holds down to each depth."""
-        held, below = [], 1.0
-        for level in range(self._drafter.level - 1):
-            at = min(level, len(HOLDS) - 1)
-            below *= self._holds[at].share(_PRIOR, HOLDS[at])
-            held.append(below)
-        return held
+        places = (min(level, len(HOLDS) - 1) for level in range(self._drafter.level - 1))
+        return [*accumulate((self._holds[at].share(_PRIOR, HOLDS[at]) for at in places), mul)]
 
     def _judge(self, step: Step) -> None:
         """Count, by depth, whether an n-gram of the list continued as the target did."""
