@@ -133,10 +133,9 @@ class QuotationStarts:
         at = bisect_left(self._opens, position + 1)
         if at == len(self._opens) or self._opens[at] > position + _LABEL_TOKENS:
             return []
-        ranked = self._ranked.get(at)
-        if ranked is None:
-            ranked = self._ranked[at] = self._rank(self._ranges[at])
-        return ranked
+        if at not in self._ranked:
+            self._ranked[at] = self._rank(self._ranges[at])
+        return self._ranked[at]
 
     def _rank(self, r: DocumentRange) -> list[tuple[int, float]]:
         ids = np.asarray(self._tokens[r.start : r.end], dtype=np.int64)

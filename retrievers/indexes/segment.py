@@ -170,8 +170,15 @@ def segment_in_memory(documents: Iterable[TokenRow], vocab_size: int, depth: int
 
 
 def _arrays(documents: Iterable[TokenRow], vocab_size: int, depth: int) -> Arrays:
-    starts = [1]
-    tokens = np.concatenate(list(_separated(documents, vocab_size, starts)))
+    kind = _types(vocab_size)[0]
+    border = np.array([vocab_size], dtype=kind)
+    parts, starts = [border], [1]
+    for document in documents:
+        parts += (document.astype(kind), border)
+        starts.append(starts[-1] + len(document) + 1)
+        if starts[-1] > _LONGEST:
+            raise InputError(f"got more than {_LONGEST} tokens; make several segments.")
+    tokens = np.concatenate(parts)
     suffixes, buckets = sort_suffixes(tokens, vocab_size, depth)
     return Arrays(tokens, suffixes, buckets, np.array(starts, np.int64))
 
@@ -179,21 +186,6 @@ def _arrays(documents: Iterable[TokenRow], vocab_size: int, depth: int) -> Array
 def _types(vocab_size: int) -> tuple[str, str, str, str]:
     """Return the types of `FILES`, little-endian; the separator must fit among the tokens."""
     return "<u2" if vocab_size < 2**16 else "<u4", "<i4", "<i8", "<i8"
-
-
-def _separated(
-    documents: Iterable[TokenRow], separator: int, starts: list[int]
-) -> Iterator[TokenRow]:
-    """Yield the parts of the token file; add where the next document starts after each."""
-    kind = _types(separator)[0]
-    border = np.array([separator], dtype=kind)
-    yield border
-    for document in documents:
-        yield document.astype(kind)
-        yield border
-        starts.append(starts[-1] + len(document) + 1)
-        if starts[-1] > _LONGEST:
-            raise InputError(f"got more than {_LONGEST} tokens; make several segments.")
 
 
 class Segment:

@@ -50,19 +50,6 @@ def checked(rows: Iterable[TokenRow], vocab_size: int) -> Iterator[TokenRow]:
         yield row
 
 
-def count_first_tokens(tokens: Tokens, separator: int) -> NDArray[np.int64]:
-    """Return where the positions of each token start: i64 [separator + 1]; the last is the total.
-
-    Separators (the largest id) are not counted.
-    """
-    counts = np.zeros(separator + 1, dtype=np.int64)
-    for start in range(0, len(tokens), _BLOCK):
-        counts += np.bincount(tokens[start : start + _BLOCK], minlength=separator + 1)
-    buckets = np.zeros(separator + 1, dtype=np.int64)
-    np.cumsum(counts[:-1], out=buckets[1:])
-    return buckets
-
-
 def sort_suffixes(
     tokens: Tokens, separator: int, depth: int
 ) -> tuple[Positions, NDArray[np.int64]]:
@@ -75,9 +62,12 @@ def sort_suffixes(
         tokens: Ids up to `separator`, which comes first, last and between texts.
 
     Returns:
-        The positions, and where those of each token start: see `count_first_tokens`.
+        The positions, and where those of each token start: i64 [separator + 1]; the last is S.
     """
-    buckets = count_first_tokens(tokens, separator)
+    counts = np.zeros(separator + 1, dtype=np.int64)
+    for start in range(0, len(tokens), _BLOCK):
+        counts += np.bincount(tokens[start : start + _BLOCK], minlength=separator + 1)
+    buckets = np.append(0, np.cumsum(counts[:-1]))
     suffixes = np.empty(int(buckets[-1]), dtype=np.int32)
     _deal(tokens, buckets, suffixes)
     for start, end in _runs(buckets):
@@ -153,9 +143,7 @@ def _sort_run(tokens: Tokens, run: Positions, separator: int, depth: int) -> NDA
 
 def _changes(values: NDArray[np.generic]) -> NDArray[np.bool_]:
     """Mark the values that differ from the one before."""
-    marks = np.ones(len(values), dtype=np.bool_)
-    np.not_equal(values[1:], values[:-1], out=marks[1:])
-    return marks
+    return np.append(True, values[1:] != values[:-1])
 
 
 def _ties(
