@@ -10,7 +10,7 @@ import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -228,17 +228,8 @@ def load_document(
     extract = extract_text(path, data)
     if not extract.text.strip():
         raise DocumentError(f"{path} holds no text.")
-    return Document(
-        clean(name or path.name),
-        extract.title or clean(path.name),
-        extract.text,
-        clean(str(path)),
-        extract.headings,
-        extract.pages,
-        digest,
-        extract.notes,
-        extract.unit,
-    )
+    fields = asdict(replace(extract, title=extract.title or clean(path.name)))
+    return Document(clean(name or path.name), path=clean(str(path)), digest=digest, **fields)
 
 
 def read_bytes(path: Path) -> bytes:
