@@ -36,7 +36,8 @@ _CHILDREN = 4
 _WIDE = 12
 _FLOOR = 0.02
 _QUOTE_LENGTH = 3
-_QUOTE_KEY = -1
+_PRIORS = (*ACCEPT_PRIOR, *ACCEPT_PRIOR_AFTER_MISS, QUOTES)  # by key
+_QUOTE_KEY = len(_PRIORS) - 1
 _LONGEST = len(ACCEPT_PRIOR) - 1
 _ONE_PLACE = -1
 _PRIOR, _DECAY = 8.0, 0.97
@@ -44,17 +45,17 @@ _PRIOR, _DECAY = 8.0, 0.97
 
 @dataclass(slots=True)
 class Acceptance:
-    """Corrects probabilities by the acceptance so far, by key."""
+    """Corrects the probabilities of `_PRIORS` by the acceptance so far."""
 
     ratios: dict[int, Ratio] = field(default_factory=dict)
     cache: dict[int, float] = field(default_factory=dict)  # values of `expect`
 
-    def expect(self, key: int, prior: float) -> float:
-        """Return the corrected prior, which must be the same in all calls for a key."""
+    def expect(self, key: int) -> float:
+        """Return the corrected prior of a key."""
         chance = self.cache.get(key)
         if chance is None:
             share = self.ratios.setdefault(key, Ratio()).share(_PRIOR)
-            chance = self.cache[key] = min(prior * share, 0.99)
+            chance = self.cache[key] = min(_PRIORS[key] * share, 0.99)
         return chance
 
     def learn(self, key: int, expected: float, hit: bool) -> None:
@@ -73,7 +74,7 @@ class _Node(NamedTuple):
         cost: Minus the acceptance probability.
         state: State of the automaton, -1 for the single place `position`.
         length: Length of the match.
-        key, prior: Row of the acceptance table, and its probability before any correction.
+        key, prior: Row of `_PRIORS`, and its probability before any correction.
     """
 
     cost: float
@@ -108,11 +109,7 @@ class ContextDrafter(Drafter):
 
 
 class ContextSession(DraftSession):
-    """The index and the acceptance table of one row; see `ContextDrafter`.
-
-    Attributes:
-        matched: Length of the match behind the last proposal.
-    """
+    """The index and the acceptance table of one row; see `ContextDrafter`."""
 
     def __init__(self, request: DraftRequest, sentence_ends: Collection[int] | None = None) -> None:
         self._texts = ContextIndex(request)
@@ -143,10 +140,9 @@ class ContextSession(DraftSession):
             return 0.0
         length = index.length[state]
         if index.cited[state] < 0 and (starts := self._quotations(state, length)):
-            return starts[0][1] * self._acceptance.expect(_QUOTE_KEY, QUOTES)
-        key = min(length, _LONGEST)
+            return starts[0][1] * self._acceptance.expect(_QUOTE_KEY)
         share = max((offer[0] for offer in self._offers(state, [])), default=0.0)
-        return share * self._acceptance.expect(key, ACCEPT_PRIOR[key])
+        return share * self._acceptance.expect(min(length, _LONGEST))
 
     def observe(self, step: Step) -> None:
         """Correct the acceptance table by what was accepted of the last proposal."""
@@ -193,11 +189,11 @@ class ContextSession(DraftSession):
         position, tokens = node.position + 1, self._index.tokens
         if position < len(tokens) and tokens[position] < self._index.vocab_size:
             key = min(node.length, _LONGEST)
-            p = self._acceptance.expect(key, ACCEPT_PRIOR[key])
+            p = self._acceptance.expect(key)
             heappush(
                 heap,
                 (-accept_prob * p, at, level, tokens[position], _ONE_PLACE,
-                 node.length + 1, position, key, ACCEPT_PRIOR[key]),
+                 node.length + 1, position, key, _PRIORS[key]),
             )  # fmt: skip
 
     def _matches(
@@ -212,7 +208,7 @@ class ContextSession(DraftSession):
         """Offer the continuations of `state`, then of its suffixes with the rest of accept_prob."""
         index = self._index
         if index.cited[state] < 0 and (starts := self._quotations(state, length)):
-            p = self._acceptance.expect(_QUOTE_KEY, QUOTES)
+            p = self._acceptance.expect(_QUOTE_KEY)
             for place, share in starts:
                 heappush(
                     heap,
@@ -224,13 +220,9 @@ class ContextSession(DraftSession):
         offered: list[int] = []
         while state > ROOT_STATE and accept_prob > _FLOOR:
             if offers := self._offers(state, offered):
-                if offered:
-                    short = min(length, len(ACCEPT_PRIOR_AFTER_MISS) - 1)
-                    key, prior = len(ACCEPT_PRIOR) + short, ACCEPT_PRIOR_AFTER_MISS[short]
-                else:
-                    key = min(length, _LONGEST)
-                    prior = ACCEPT_PRIOR[key]
-                p = self._acceptance.expect(key, prior)
+                short = min(length, len(ACCEPT_PRIOR_AFTER_MISS) - 1)
+                key = len(ACCEPT_PRIOR) + short if offered else min(length, _LONGEST)
+                prior, p = _PRIORS[key], self._acceptance.expect(key)
                 for share, place, token, child in offers:
                     heappush(
                         heap,

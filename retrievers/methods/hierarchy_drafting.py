@@ -114,15 +114,14 @@ class HierarchyDrafter(Combined):
         if form not in ("trie", "ngram"):
             raise InputError(f"got form {form!r}; expected 'trie' or 'ngram'.")
         drafters: list[Drafter] = [ContextDrafter()]
-        answers, text = dict[str, int](), dict[str, int]()  # settings of the look-ups in the stores
         if form == "ngram":
             drafters = [NGramDrafter(level=level, guess=guess, lookahead=lookahead)]
-            answers = {"longest": 1, "depth": level - 1}
-            text = {"longest": PREVIOUS, "depth": level - 1}
-        if model_store is not None:
-            drafters.append(_drafter(model_store, ANSWERS, **answers))
-        if corpus is not None:
-            drafters.append(_drafter(corpus, TEXT, **text))
+        for store, name, longest in ((model_store, ANSWERS, 1), (corpus, TEXT, PREVIOUS)):
+            if isinstance(store, CorpusIndex):  # a drafter has its own name
+                options = {"longest": longest, "depth": level - 1} if form == "ngram" else {}
+                drafters.append(store.drafter(GLOBAL, name=name, **options))
+            elif store is not None:
+                drafters.append(store)
         if lookahead and form == "trie":
             drafters.append(NeighbourDrafter())
         super().__init__("hierarchy", drafters)
@@ -162,11 +161,6 @@ class HierarchySession(SourcesSession):
         reserve = int(drafter.reserve * budget)
         chosen = fill(merged, offers, len(offered), budget, reserve, drafter.sure)
         return share_out(select(merged, sorted(chosen)))
-
-
-def _drafter(store: Store, name: str, **options: int) -> Drafter:
-    """Return a drafter over a store, under the name of its level; a drafter has its own name."""
-    return store.drafter(GLOBAL, name=name, **options) if isinstance(store, CorpusIndex) else store
 
 
 def _over(sources: Sources) -> HierarchyDrafter:

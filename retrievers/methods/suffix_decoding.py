@@ -82,11 +82,7 @@ class SuffixDrafter(Combined):
 
 
 class SuffixSession(SourcesSession):
-    """The index of one row and its session of past outputs; see `SuffixDrafter`.
-
-    Attributes:
-        matched: Length of the match behind the last proposal.
-    """
+    """The index of one row and its session of past outputs; see `SuffixDrafter`."""
 
     _drafter: SuffixDrafter
     matched = 0
