@@ -1,7 +1,15 @@
-"""Trees as tests read them: by the tokens that lead to their nodes."""
+"""Texts as tests write them for drafters, and trees as tests read them: by their paths."""
 
+from collections.abc import Sequence
+
+from ragspec.drafters.base import DraftContext
 from ragspec.retrievers.indexes.segment import Draft
 from ragspec.trees.draft_tree import ROOT, DraftTree
+
+
+def at(prompt: Sequence[int], left: int = 50) -> DraftContext:
+    """Return the context of a text that has a prompt alone."""
+    return DraftContext([*prompt], len(prompt), left)
 
 
 def spelled(tree: DraftTree | Draft) -> dict[tuple[int, ...], float]:

@@ -13,8 +13,8 @@ from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, Sour
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.rules.base import Step
-from ragspec.trees.draft_tree import PREDICTION, ROOT, DraftTree
-from ragspec.trees.operations import check, children, depths, paths
+from ragspec.trees.draft_tree import PREDICTION, ROOT
+from ragspec.trees.operations import check, depths, follow, paths
 
 VOCAB = 5
 tokens = st.integers(0, VOCAB - 1)
@@ -26,20 +26,6 @@ def context(prompt: Sequence[int], output: Sequence[int] = (), remaining: int = 
     return DraftContext([*prompt, *output], len(prompt), remaining)
 
 
-def accepted(tree: DraftTree, truth: Sequence[int]) -> tuple[int, ...]:
-    """The nodes that the walk accepts where the target writes `truth`."""
-    below = children(tree.parents)
-    path: list[int] = []
-    at = ROOT
-    for token in truth:
-        hits = [node for node in below.get(at, []) if tree.tokens[node] == token]
-        if not hits:
-            break
-        at = hits[0]
-        path.append(at)
-    return tuple(path)
-
-
 def steps(session: DraftSession, prompt: Sequence[int], truth: Sequence[int], budget: int) -> int:
     """How many steps it takes to write `truth`."""
     place = context(prompt)
@@ -48,7 +34,7 @@ def steps(session: DraftSession, prompt: Sequence[int], truth: Sequence[int], bu
         place.remaining = len(truth) - done
         tree = session.propose(place, budget)
         assert len(tree) <= budget
-        path = accepted(tree, truth[done : len(truth) - 1])
+        path = follow(tree, truth[done : len(truth) - 1])
         emitted = truth[done : done + len(path) + 1]
         session.observe(Step(tree, path, tuple(emitted)))
         place.tokens.extend(emitted)

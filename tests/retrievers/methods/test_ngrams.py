@@ -1,22 +1,17 @@
-from collections.abc import Sequence
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
+from ragspec.drafters.base import DraftRequest, SourceText
 from ragspec.retrievers.methods.ngrams import NGramDrafter, NGramPool, NGramSession, ngrams_of
 from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths, paths
+from tests.support.spelling import at
 
 VOCAB = 30
 tokens = st.integers(0, 4)
-
-
-def at(tokens: Sequence[int], left: int = 50) -> DraftContext:
-    return DraftContext(list(tokens), 1, left)
 
 
 def request(*prompt: int, texts: tuple[SourceText, ...] = ()) -> DraftRequest:

@@ -2,20 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftRequest
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.trees.operations import check
 from tests.support.fixed import FixedDrafter
+from tests.support.spelling import at
 
 SAM_DECODING_VOCAB = 5
 sam_decoding_tokens = st.lists(st.integers(0, SAM_DECODING_VOCAB - 1), min_size=1, max_size=30)
-
-
-def at(prompt: list[int], left: int = 50) -> DraftContext:
-    return DraftContext(list(prompt), len(prompt), left)
 
 
 def match(prompt: list[int], budget: int = 64) -> list[int]:

@@ -6,19 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftRequest
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter, SuffixSession
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support.fixed import BrokenDrafter, FixedDrafter
-from tests.support.spelling import spelled
+from tests.support.spelling import at, spelled
 
 VOCAB = 4
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24)
-
-
-def at(prompt: list[int], left: int = 50) -> DraftContext:
-    return DraftContext(list(prompt), len(prompt), left)
 
 
 def propose(prompt: list[int], budget: int = 16, left: int = 50, **settings: Any) -> DraftTree:

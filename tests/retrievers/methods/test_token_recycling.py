@@ -1,5 +1,4 @@
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,16 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
+from ragspec.drafters.base import DraftRequest, Prefill
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.token_recycling import (
     MOST_TABLES,
-    NOTHING,
     SUREST,
     NeighbourDrafter,
     NeighbourTable,
-    Place,
+    last_place,
     rank_rates,
 )
 from ragspec.rules.base import Step
@@ -26,13 +24,10 @@ from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support.identities import PROMPTS, SAMPLINGS, target
+from tests.support.spelling import at
 
 VOCAB = 12
 REQUEST = DraftRequest((1, 2), VOCAB)
-
-
-def at(tokens: Sequence[int], left: int = 50) -> DraftContext:
-    return DraftContext(list(tokens), 2, left)
 
 
 def table(rows: dict[int, list[int]], k: int = 3) -> NeighbourTable:
@@ -190,11 +185,6 @@ table_texts = st.lists(
 )
 
 
-def place(*tokens: int) -> Place:
-    a, b, c = ([NOTHING] * 3 + list(tokens))[-3:]
-    return a, b, c
-
-
 def naive(text: list[tuple[int, list[int]]], ending: list[int], orders: int) -> list[int] | None:
     """What was best after the last place that ends like `ending`, the longest ending first."""
     whole = [t for t, _ in text]
@@ -211,30 +201,30 @@ def test_the_longest_known_key_is_detected(
 ) -> None:
     table = NeighbourTable(K, orders=orders)
     table.learn_text([t for t, _ in text], [best[:K] for _, best in text])
-    result = table.find(place(*ending))
+    result = table.find(last_place(ending))
     assert (None if result is None else list(result.tokens)) == naive(text, ending, orders)
 
 
 def test_a_row_is_surer_the_oftener_its_best_token_is_confirmed() -> None:
     table = NeighbourTable(K)
-    assert table.find(place(1, 2)) is None
+    assert table.find(last_place([1, 2])) is None
     for times in range(7):
-        table.learn(place(1, 2), [4, times % TABLE_VOCAB, 5])
-        one, two = table.find(place(2)), table.find(place(1, 2))
+        table.learn(last_place([1, 2]), [4, times % TABLE_VOCAB, 5])
+        one, two = table.find(last_place([2])), table.find(last_place([1, 2]))
         assert one is not None
         assert two is not None
         sure = min(times, SUREST)
         assert one.chances == rank_rates(1, sure, K) < two.chances == rank_rates(2, sure, K)
-    table.learn(place(1, 2), [3, 4, 5])
-    assert table.find(place(1, 2)) == ([3, 4, 5], rank_rates(2, 0, K))
-    assert table.find(place(2)) == ([3, 4, 5], rank_rates(1, 0, K))
+    table.learn(last_place([1, 2]), [3, 4, 5])
+    assert table.find(last_place([1, 2])) == ([3, 4, 5], rank_rates(2, 0, K))
+    assert table.find(last_place([2])) == ([3, 4, 5], rank_rates(1, 0, K))
 
 
 def test_rows_are_dropped_oldest_first() -> None:
     table = NeighbourTable(1, orders=1, most=2)
     for token, best in ((1, 3), (2, 4), (1, 5), (3, 0)):
-        table.learn(place(token), [best])
-    known = [table.find(place(token)) for token in (1, 2, 3)]
+        table.learn(last_place([token]), [best])
+    known = [table.find(last_place([token])) for token in (1, 2, 3)]
     assert [row and row.tokens for row in known] == [[5], None, [0]]
 
 
