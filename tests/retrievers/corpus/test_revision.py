@@ -129,10 +129,6 @@ VOCAB, DEPTH = 20, 8
 DOCUMENTS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), max_size=9)
 
 
-def make() -> AppendBuffer:
-    return AppendBuffer(VOCAB, DEPTH)
-
-
 def text(log: AppendBuffer, scope: str = "a") -> list[list[int]]:
     return [d.tolist() for segment in log.segments(scope) for d in segment.documents()]
 
@@ -155,7 +151,7 @@ def test_a_segment_in_memory_is_the_one_that_would_be_on_disk(
 @given(st.lists(st.sampled_from("abldf"), max_size=60), st.integers(0, 2**16))
 def test_every_document_is_visible_once_and_in_order(actions: list[str], seed: int) -> None:
     """Whatever is appended, looked at, written or forgotten."""
-    rng, log = np.random.default_rng(seed), make()
+    rng, log = np.random.default_rng(seed), AppendBuffer(VOCAB, DEPTH)
     held: dict[str, list[list[int]]] = {"a": [], "b": []}
     for number, action in enumerate(actions):
         if action in held:
@@ -178,7 +174,7 @@ def test_every_document_is_visible_once_and_in_order(actions: list[str], seed: i
 
 
 def test_few_segments_are_built_again() -> None:
-    log, seen, sorted_tokens = make(), set[Segment](), 0
+    log, seen, sorted_tokens = AppendBuffer(VOCAB, DEPTH), set[Segment](), 0
     for number in range(256):
         log.append([number % VOCAB] * 4, "a")
         segments = log.segments("a")
@@ -189,7 +185,7 @@ def test_few_segments_are_built_again() -> None:
 
 
 def test_the_oldest_is_dropped_from_the_largest_scope() -> None:
-    log = make()
+    log = AppendBuffer(VOCAB, DEPTH)
     for number in range(10):
         log.append([number] * 4, "a")
     log.append([1, 2], "b")
@@ -203,7 +199,7 @@ def test_the_oldest_is_dropped_from_the_largest_scope() -> None:
 
 
 def test_rows_that_are_no_tokens_are_refused() -> None:
-    log = make()
+    log = AppendBuffer(VOCAB, DEPTH)
     for wrong in ([VOCAB], [-1], [[1, 2]], [0.5], ["a"]):
         with pytest.raises(InputError):
             log.append(wrong, "a")  # type: ignore[arg-type]
@@ -212,7 +208,7 @@ def test_rows_that_are_no_tokens_are_refused() -> None:
 
 
 def test_the_caller_keeps_its_array() -> None:
-    log, row = make(), np.array([1, 2, 3], np.int32)
+    log, row = AppendBuffer(VOCAB, DEPTH), np.array([1, 2, 3], np.int32)
     log.append(row, "a")
     row[:] = 9
     assert text(log) == [[1, 2, 3]]
@@ -220,7 +216,7 @@ def test_the_caller_keeps_its_array() -> None:
 
 def test_memory_is_preserved_for_the_scopes_visible_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_revision, "MOST_TENANTS", 2)
-    log = make()
+    log = AppendBuffer(VOCAB, DEPTH)
     for scope in "abc":
         log.append([1, 2], scope)
     first = {scope: log.segments(scope)[0] for scope in "abc"}

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 
 from ragspec.errors import InputError
 from ragspec.retrievers.indexes.lookup import compiled
-from ragspec.retrievers.indexes.segment import Arrays, DraftOptions, Match, Segment
-from ragspec.retrievers.indexes.suffix_array import sort_suffixes
+from ragspec.retrievers.indexes.segment import (
+    Arrays,
+    DraftOptions,
+    Match,
+    Segment,
+    segment_in_memory,
+)
 from tests.retrievers.indexes.test_suffix_array import naive
 
 
@@ -87,15 +92,11 @@ options = st.builds(
 
 
 def arrays(texts: list[Text], wide: bool = False, vocab: int = VOCAB) -> Arrays:
-    """The arrays of a segment, in memory and read-only as if mapped from a file."""
-    flat = [vocab, *(token for text in texts for token in (*text, vocab))]
-    tokens: Any = np.array(flat, dtype=np.uint32 if wide else np.uint16)
-    suffixes, buckets = sort_suffixes(tokens, vocab, 32)
-    starts = np.cumsum([1, *(len(text) + 1 for text in texts)], dtype=np.int64)
-    instance = Arrays(tokens, suffixes, buckets, starts)
-    for array in instance:
-        array.flags.writeable = False
-    return instance
+    """The arrays of a segment in memory, the tokens in four bytes if wide."""
+    segment = segment_in_memory([np.array(text, np.int64) for text in texts], vocab, 32)
+    tokens = segment.tokens.astype(np.uint32 if wide else np.uint16)
+    tokens.flags.writeable = False
+    return Arrays(tokens, segment.suffixes, segment.buckets, segment.starts)
 
 
 class NaiveLookup:

@@ -1,5 +1,4 @@
 import errno
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import Mock
@@ -19,12 +18,8 @@ Text = list[int]
 documents = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=20), max_size=6)
 
 
-def make(folder: Path, texts: Sequence[Sequence[int]], vocab: int = VOCAB) -> Segment:
-    return build_segment(folder, texts, vocab)
-
-
 def test_accept_prob_is_share_times_the_chance_of_the_match(tmp_path: Path) -> None:
-    segment = make(tmp_path, [[1, 2, 3], [1, 2, 3], [1, 2, 0], [3, 2, 2]])
+    segment = build_segment(tmp_path, [[1, 2, 3], [1, 2, 3], [1, 2, 0], [3, 2, 2]], VOCAB)
     options = DraftOptions(
         contexts=2, followed=(0.0, 0.5, 0.8, 0.9), followed_after_miss=(0.0, 0.25)
     )
@@ -51,7 +46,7 @@ def test_no_look_up_goes_beyond_the_depth_of_the_sorting(tmp_path: Path) -> None
 @given(documents)
 def test_documents_come_back(texts: list[Text]) -> None:
     with TemporaryDirectory() as name:
-        segment = make(Path(name), iter(texts))  # type: ignore[arg-type]
+        segment = build_segment(Path(name), iter(texts), VOCAB)
         assert [document.tolist() for document in segment.documents()] == texts
         assert segment.document_count == len(texts)
         assert len(segment) == sum(map(len, texts))
@@ -61,7 +56,7 @@ def test_documents_come_back(texts: list[Text]) -> None:
 def test_tokens_take_two_bytes_where_the_separator_fits(
     tmp_path: Path, vocab: int, width: int
 ) -> None:
-    segment = make(tmp_path, [[vocab - 1, 0], [vocab - 1, 1]], vocab)
+    segment = build_segment(tmp_path, [[vocab - 1, 0], [vocab - 1, 1]], vocab)
     assert (tmp_path / FILES[0]).stat().st_size == width * (4 + 3)
     assert list(spelled(segment.draft([vocab - 1], 4))) == [(0,), (1,)]
 
@@ -76,7 +71,7 @@ def test_foreign_ids_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_missing_and_cut_files_are_refused(tmp_path: Path, file: str) -> None:
-    make(tmp_path, [[0, 1, 2]] * 5)
+    build_segment(tmp_path, [[0, 1, 2]] * 5, VOCAB)
     data = (tmp_path / file).read_bytes()
     for cut in (data[:-1], b"", data[: len(data) // 2], data * 2):
         (tmp_path / file).write_bytes(cut)
@@ -90,7 +85,7 @@ def test_missing_and_cut_files_are_refused(tmp_path: Path, file: str) -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of open files")
 def test_small_segments_hold_no_files_open(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    segment = make(tmp_path, [[0, 1, 2]] * 5)
+    segment = build_segment(tmp_path, [[0, 1, 2]] * 5, VOCAB)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert not segment.tokens.flags.writeable
 
@@ -98,7 +93,7 @@ def test_small_segments_hold_no_files_open(tmp_path: Path) -> None:
 def test_the_answers_are_those_of_mapped_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = make(tmp_path, [[0, 1, 2]] * 5)
+    small = build_segment(tmp_path, [[0, 1, 2]] * 5, VOCAB)
     monkeypatch.setattr(module, "_SMALL", 0)
     mapped = Segment.open(tmp_path, VOCAB)
     assert isinstance(mapped.tokens.base, np.memmap)
@@ -111,7 +106,7 @@ def test_the_answers_are_those_of_mapped_files(
 def test_too_many_open_files_is_no_reason_to_build_again(
     tmp_path: Path, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(tmp_path, [[0, 1, 2]] * 5)
+    build_segment(tmp_path, [[0, 1, 2]] * 5, VOCAB)
     refuse = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
     monkeypatch.setattr(module, "_SMALL", small)
     monkeypatch.setattr(np, "fromfile" if small else "memmap", refuse)
@@ -120,13 +115,13 @@ def test_too_many_open_files_is_no_reason_to_build_again(
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    make(tmp_path, [[0, 1, 2]] * 5)
+    build_segment(tmp_path, [[0, 1, 2]] * 5, VOCAB)
     with pytest.raises(StoreError, match=r"expected \(21, 15, 6, 6\)"):
         Segment.open(tmp_path, VOCAB + 1)
 
 
 def test_an_empty_segment_answers_nothing(tmp_path: Path) -> None:
-    segment = make(tmp_path, [])
+    segment = build_segment(tmp_path, [], VOCAB)
     assert (len(segment), segment.document_count) == (0, 0)
     assert len(segment.draft([0, 1], 5).tokens) == 0
     segment.warm_up()
