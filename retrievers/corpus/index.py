@@ -245,8 +245,7 @@ class CorpusIndex:
     def _check_read(self, engine: Engine, scope: str) -> None:
         """Warn if the engine's drafters read this corpus, but not the scope that it records."""
         every = () if engine.drafter is None else within(engine.drafter)
-        rests = [each for each in every if isinstance(each, RestDrafter)]
-        read = {each.scope for each in rests if each.corpus is self}
+        read = {r.scope for r in every if isinstance(r, RestDrafter) and r.corpus is self}
         if read and scope != GLOBAL and scope not in read:
             warnings.warn(
                 f"what {self.path} records in scope {scope!r} is not drafted from by this engine, "
