@@ -143,7 +143,7 @@ def _build(graph: "Graph", modules: _Modules) -> tuple[str, str]:
         x = normed[1] if config.residual_norm else "before"
     else:
         h = x = graph.linear("fc", graph.add("Concat", pair, "pair", axis=-1), modules.linear("fc"))
-    out = graph.attention("layer0", 0, h, attention, counts)
+    out = graph.attention(0, h, attention, counts)
     h, x = graph.skip_norm("between", x, out, modules.norm(f"{_LAYER}post_attention_layernorm"))
     more = graph.feed_forward("layer0", h, modules.part("mlp", "gate up down"))
     if config.form == "eagle1":

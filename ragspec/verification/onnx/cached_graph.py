@@ -50,7 +50,7 @@ from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
 from ragspec.verification.onnx.target import FOLD_TO, SEQUENCES, GraphRunner, OnnxTarget
 
-VERSION = 10
+VERSION = 11
 GRAPH, BATCH = "graph.onnx", "batch.onnx"  # of one sequence and of several
 STEP, STEP_BATCH = "step.onnx", "step-batch.onnx"  # of few positions, if they can be folded
 WEIGHTS = "weights.bin"  # of all
@@ -162,16 +162,16 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
 
     from ragspec.verification.onnx.graph import build_graph, in_onnx
 
-    model, graph = target.model, build_graph(target.model, 1, False, False)
+    model, graph = target.model, build_graph(target.model, 1, 0, False)
     weights = graph.floating()
     places = store_weights(folder / WEIGHTS, weights)
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
     store_packed(folder / GRAPH, folder / WEIGHTS, places)
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
-    others = (BATCH, SEQUENCES, False), (STEP, 1, True), (STEP_BATCH, SEQUENCES, True)
-    for name, sequences, few in others:
-        graph = build_graph(model, sequences, False, few)
-        if graph.folds > 1 or not few:
+    others = (BATCH, SEQUENCES, 0), (STEP, 0, 1), (STEP_BATCH, 0, SEQUENCES)
+    for name, plain, folded in others:
+        graph = build_graph(model, plain, folded, False)
+        if graph.plain or graph.folded:
             (folder / name).write_bytes(in_onnx(graph, model, places))
     longest = min(target.max_length or LONGEST_TABLE, LONGEST_TABLE)
     names = {"embedding", *(f"logits.{part}" for part in HEAD)} & weights.keys()

@@ -13,7 +13,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import asks_for_length
 
 TABLES = "cosines", "sines"
-FOLDED = "folded"  # the attention operator for few positions of one sequence
+FOLDED = "folded"  # what the names of attention operators for few positions begin with
 FAMILIES = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "granite", "phi3", "gemma2", "gemma3_text"}
 )

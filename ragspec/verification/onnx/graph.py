@@ -41,35 +41,24 @@ class Graph:
     """Nodes and weights of a graph.
 
     Attributes:
-        sequences: Most sequences of a forward; their tokens follow each other.
+        plain: The attention operators of each layer for any positions, one for each sequence of a
+            forward; the tokens of sequences follow each other.
+        folded: Those for few positions.
         trees: Whether a bias is added to the scores of each sequence, another one under a window.
-        folds: Heads of queries of a head of keys, which folded operators have as rows; 1 for no
-            such operator.
-        few: Whether all operators are folded, for forwards of few positions.
+        folds: Heads of queries of a head of keys, which folded operators have as rows.
         form: The form of the model.
         weights: Tensors by name: the model's own, joined ones, and small constants.
         evened: Outputs of norms whose weights have the factors of those that read them.
     """
 
-    sequences: int = 1
+    plain: Sequence[str] = ("0",)
+    folded: Sequence[str] = ()
     trees: bool = True
     folds: int = 1
-    few: bool = False
     form: ModelForm = field(default_factory=ModelForm)
     nodes: list[Any] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
     evened: set[str] = field(default_factory=set)
-
-    @property
-    def operators(self) -> list[str]:
-        """The names of the attention operators of each layer, those for any positions first."""
-        names = [*map(str, range(self.sequences))]
-        return names if self.few else names + self.folded
-
-    @property
-    def folded(self) -> list[str]:
-        """The names of those that are folded."""
-        return self.operators if self.few else [FOLDED] * (self.folds > 1)
 
     def add(self, kind: str, inputs: Sequence[str], name: str, **attributes: object) -> str:
         """Add a node of ONNX; return its output."""
@@ -83,11 +72,8 @@ class Graph:
 
     def floating(self) -> dict[str, Tensor]:
         """Return the weights that a `Session` is handed."""
-        return {
-            name: weight.contiguous()
-            for name, weight in self.weights.items()
-            if weight.dtype != torch.int64
-        }
+        weights = self.weights.items()
+        return {name: each.contiguous() for name, each in weights if each.dtype != torch.int64}
 
     def linear(self, name: str, x: str, module: nn.Linear | BlockLinear, out: str = "") -> str:
         """Add a linear layer, [.., K] -> [.., N]; `out` names its output, if not `name`."""
@@ -111,9 +97,8 @@ class Graph:
         """Append zeros to the last axis, once for all layers that read them."""
         name = f"{x}.padded"
         if not any(name in node.output for node in self.nodes):
-            self.add(
-                "Pad", [x, self.weight(f"pads.{more}", torch.tensor([0, 0, 0, 0, 0, more]))], name
-            )
+            pads = self.weight(f"pads.{more}", torch.tensor([0, 0, 0, 0, 0, more]))
+            self.add("Pad", [x, pads], name)
         return name
 
     def operands(self, name: str, module: BlockLinear) -> list[str]:
@@ -158,11 +143,8 @@ class Graph:
         """Multiply by a factor, unless it is 1."""
         if factor == 1.0:
             return x
-        return self.add(
-            "Mul",
-            [x, self.weight(f"{x}.factor", torch.tensor(factor, dtype=torch.float32))],
-            f"{x}.scaled",
-        )
+        weight = self.weight(f"{x}.factor", torch.tensor(factor, dtype=torch.float32))
+        return self.add("Mul", [x, weight], f"{x}.scaled")
 
     def skip_norm(
         self, name: str, x: str, more: str, norm: LlamaRMSNorm, readers: Sequence[nn.Module] = ()
@@ -170,8 +152,7 @@ class Graph:
         """Add `more` to `x`; return the normalised sum and the sum."""
         weight, epsilon = self.gain(name, norm, readers)
         kind, outputs = "SkipSimplifiedLayerNormalization", [name, "", "", f"{name}.sum"]
-        inputs = [x, more, weight]
-        node = helper.make_node(kind, inputs, outputs, domain=MICROSOFT, epsilon=epsilon)
+        node = helper.make_node(kind, [x, more, weight], outputs, domain=MICROSOFT, epsilon=epsilon)
         self.nodes.append(node)
         return name, outputs[3]
 
@@ -182,50 +163,41 @@ class Graph:
         heads = self.norm(name, self.add("Reshape", [x, split], f"{name}.heads"), norm)
         return self.add("Reshape", [heads, flat], f"{name}.rows")
 
-    def attention(
-        self, name: str, i: int, h: str, module: LlamaAttention, config: PreTrainedConfig
-    ) -> str:
+    def attention(self, i: int, h: str, module: LlamaAttention, config: PreTrainedConfig) -> str:
         """Add the attention of layer i; each sequence attends by an operator of its own."""
-        each = self.projections(name, h, module)
+        name, width, groups = f"layer{i}", module.head_dim, config.num_key_value_heads
+        each, parts = self.projections(name, h, module), list[str]()
         if hasattr(module, "q_norm"):  # Qwen 3, Gemma 3
             norms = ("q", module.q_norm), ("k", module.k_norm)
             for number, (part, norm) in enumerate(norms):
-                each[number] = self.head_norm(
-                    f"{name}.{part}.norm", each[number], norm, module.head_dim
-                )
-        groups, width, parts = config.num_key_value_heads, module.head_dim, dict[str, str]()
-        for at in [each for each in self.operators if each not in self.folded]:
+                each[number] = self.head_norm(f"{name}.{part}.norm", each[number], norm, width)
+        for at in self.plain:
             rows = [self.add("Gather", [x, f"attend.{at}"], f"{x}.{at}", axis=1) for x in each]
-            parts[at] = self.attend(name, i, at, rows, module, (config.num_attention_heads, groups))
+            parts.append(self.attend(i, at, rows, module, (config.num_attention_heads, groups)))
         if self.folded:
-            every = self.fold(f"{name}.fold", each, groups, width)
+            both = self.joined(each, f"{name}.joined", -1)
+            every = self.pick(both, "fold", f"{name}.fold", 3 * groups, width)
             inputs = [every]
             if len(self.folded) > 1:
                 inputs = [f"{every}.{at}" for at in self.folded]
                 self.nodes.append(helper.make_node("Split", [every, "sizes"], inputs, axis=1))
             outputs = [
-                self.attend(name, i, at, [rows], module, (groups, groups))
+                self.attend(i, at, [rows], module, (groups, groups))
                 for at, rows in zip(self.folded, inputs, strict=True)
             ]
             out, heads = self.joined(outputs, f"{name}.folded"), groups * self.folds
-            parts[FOLDED] = self.pick(out, "unfold", f"{name}.unfold", heads, width)
-        out = self.joined([*parts.values()], f"{name}.every")
-        if not self.few:
+            parts.append(self.pick(out, "unfold", f"{name}.unfold", heads, width))
+        out = self.joined(parts, f"{name}.every")
+        if self.plain:
             out = self.add("Gather", [out, "back"], f"{name}.back", axis=1)
         return self.linear(f"{name}.o", out, module.o_proj)
 
     def attend(
-        self,
-        name: str,
-        i: int,
-        at: str,
-        rows: Sequence[str],
-        module: LlamaAttention,
-        heads: tuple[int, int],
+        self, i: int, at: str, rows: Sequence[str], module: LlamaAttention, heads: tuple[int, int]
     ) -> str:
         """Add an operator of layer i over a sequence's rows, with heads of queries and keys."""
         window, kind = self.form.windows[i], self.form.tables[i]
-        biased, out = self.trees or at in self.folded, f"{name}.attention.{at}"
+        biased, out = self.trees or at in self.folded, f"layer{i}.attention.{at}"
         caches = f"key{i}.{at}", f"value{i}.{at}"
         places = [f"last.{at}", f"total.{at}", f"cosines{kind}", f"sines{kind}"]
         places += [f"positions.{at}", *[f"{'narrow' if window else 'bias'}.{at}"] * biased]
@@ -248,18 +220,13 @@ class Graph:
         """Return the tensors, one after the other."""
         return parts[0] if len(parts) == 1 else self.add("Concat", parts, name, axis=axis)
 
-    def fold(self, name: str, rows: Sequence[str], groups: int, width: int) -> str:
-        """Return projections of n positions as F n rows; see `folding`."""
-        return self.pick(self.joined(rows, f"{name}.joined", -1), "fold", name, 3 * groups, width)
-
     def pick(self, x: str, places: str, name: str, heads: int, width: int) -> str:
-        """Return rows of so many heads, which have these places among all heads of x."""
+        """Return rows of so many heads, which have these places among all of x; see `folding`."""
         split = self.weight("heads", torch.tensor([-1, width]))
         flat = self.weight(f"rows.{heads}", torch.tensor([1, -1, heads * width]))
         every = self.add("Reshape", [x, split], f"{name}.split")
-        return self.add(
-            "Reshape", [self.add("Gather", [every, places], f"{name}.heads"), flat], name
-        )
+        rows = self.add("Gather", [every, places], f"{name}.heads")
+        return self.add("Reshape", [rows, flat], name)
 
     def projections(self, name: str, h: str, module: LlamaAttention) -> list[str]:
         """Add queries, keys and values, side by side as the operator takes them if they may be."""
@@ -290,19 +257,18 @@ class Graph:
         return self.linear(f"{name}.down", product, module.down_proj)
 
 
-def build_graph(
-    model: PreTrainedModel, sequences: int, trees: bool, few: bool | None = None
-) -> Graph:
-    """Return the graph of a model; see `Graph`. By default it has a folded operator beside others.
+def build_graph(model: PreTrainedModel, plain: int, folded: int, trees: bool) -> Graph:
+    """Return the graph of a model with so many operators, folded ones if they can be; see `Graph`.
 
     Inputs: ids i64 [1, S] of all sequences; rows i64 [k], whose logits are computed; cosines and
     sines [P, R], see `ModelForm.rotary`; and see `declare`. Outputs: the extended keys and values,
     the inputs of the usual taps [1, S, H], states [1, S, H] and logits [1, k, V].
     """
     config, trunk, form = model.config, model.model, ModelForm.of(model.config)
-    graph = Graph(sequences, trees, few=bool(few), form=form)
-    if few is not False and (trees or form.window is None):  # a bias has other bits there
-        graph.folds = config.num_attention_heads // config.num_key_value_heads
+    graph = Graph([*map(str, range(plain))], trees=trees, form=form)
+    graph.folds = config.num_attention_heads // config.num_key_value_heads
+    if graph.folds > 1 and (trees or form.window is None):  # a bias has other bits there
+        graph.folded = [f"{FOLDED}{i}" for i in range(folded)]
     x = graph.embedding(trunk.embed_tokens, model.get_output_embeddings())
     x = graph.scaled(x, getattr(trunk.embed_tokens, "scalar_embed_scale", 1.0))
     x = graph.scaled(x, form.embedding)
@@ -316,7 +282,7 @@ def build_graph(
             h, x = graph.skip_norm(f"{name}.before", x, more, layer.input_layernorm, asking)
         else:
             h = graph.norm(f"{name}.before", x, layer.input_layernorm, asking)
-        out = graph.attention(name, i, h, attention, config)
+        out = graph.attention(i, h, attention, config)
         if four:
             out = graph.norm(f"{name}.attended", out, layer.post_attention_layernorm)
         out = graph.scaled(out, form.residual)
@@ -394,10 +360,10 @@ def declare(
         every.append(info("unfold", whole, [1, "U", heads * graph.folds]))
     if len(graph.folded) > 1:
         every.append(info("sizes", whole, [len(graph.folded)]))
-    if not graph.few:
+    if graph.plain:
         every.append(info("back", whole, ["S"]))
     results = list[ValueInfoProto]()
-    for at in graph.operators:  # the planner takes dimensions of one name for equal
+    for at in (*graph.plain, *graph.folded):  # the planner takes dimensions of one name for equal
         m, size = f"m{at}", [1, heads, f"C{at}", width]
         every.append(info(f"positions.{at}", whole, [1, m]))
         if at not in graph.folded:

@@ -101,12 +101,12 @@ class GraphRunner:
         self._window = window
         names = [each.name for each in session.inner.get_inputs()]
         self._operators = [n.partition(".")[2] for n in names if n.startswith("total.")]
-        self._few, self._folds = "back" not in names, folds if "fold" in names else 1
-        self._folded = self._operators if self._few else [FOLDED] * (self._folds > 1)
-        self._trees = "bias.0" in names and not self._few
+        self._folded = [at for at in self._operators if at.startswith(FOLDED)]
+        self._plain = [at for at in self._operators if at not in self._folded]
+        self._folds, self._trees = folds, "bias.0" in names
         self.fold_from = FOLD_FROM
-        self.sequences = len(self._operators) - (FOLDED in self._operators)
-        self._idle = SequenceCache(max(2, self._folds))  # of an operator without a sequence
+        self.sequences = len(self._plain or self._folded)
+        self._idle = SequenceCache(max(2, folds))  # of an operator without a sequence
         self._bound: WeakKeyDictionary[Buffers, dict[str, Any]] = WeakKeyDictionary()
         self._sizes = {each.name: each.shape for each in session.inner.get_outputs()}
         self._last: tuple[tuple[object, ...], Binding | None] = ((), None)  # buffers and names
@@ -129,9 +129,8 @@ class GraphRunner:
         first = start = 0  # of a sequence among all rows, and among those that are attended for
         n = views[0].positions.shape[1]
         # Without slots in use it would ignore the positions.
-        folded = FOLDED in self._folded and len(rows) == 1 and n <= FOLD_TO
-        folded = folded and self.fold_from * n <= rows[0].extent
-        which = [FOLDED] if folded else self._operators[: len(rows)]
+        few = len(rows) == 1 and n <= FOLD_TO and self.fold_from * n <= rows[0].extent
+        which = ((self._folded if few else self._plain) or self._operators)[: len(rows)]
         working = dict(zip(which, zip(rows, views, strict=True), strict=True))
         for at in self._operators:
             row, view = working.get(at, (self._idle, _IDLE))
@@ -141,7 +140,7 @@ class GraphRunner:
                 places = self._places_folded(row, view)
                 fold, unfold = folding(count, self._shape[1], self._folds)
                 folds.append(fold + first * (there * self._shape[1] * (self._folds + 2)))
-                if there or not self._few:
+                if there or self._plain:
                     unfolds.append(unfold + sum(sizes) * self._shape[1])
                 sizes.append(count * self._folds)
             else:
@@ -163,7 +162,7 @@ class GraphRunner:
             every |= {"fold": np.concatenate(folds, 1), "unfold": np.concatenate(unfolds, 1)}
         if len(folds) > 1:
             every["sizes"] = np.array(sizes)
-        if not self._few:
+        if self._plain:
             every["back"] = np.array(back)
         return self._outputs(every, caches, names, first)
 
@@ -363,8 +362,7 @@ class OnnxTarget(CausalTarget):
         """Return a session over the model's weights, of which it has a packed copy; see `Graph`."""
         from ragspec.verification.onnx.graph import build_graph, in_onnx
 
-        few = None if sequences == 1 else False
-        graph = build_graph(self.model, sequences, not self.chains, few)
+        graph = build_graph(self.model, sequences, int(sequences == 1), not self.chains)
         return Session(in_onnx(graph, self.model), graph.floating())
 
     @cached_property
