@@ -17,7 +17,7 @@ import shutil
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -202,12 +202,12 @@ class StandIn(nn.Module):
 
     Args:
         record: The record of a kept graph.
-        weights: The file of its weights, which lie in the mapped file until they are used.
+        tensors: Its weights by name, which lie in the mapped file until they are used.
     """
 
     dtype = torch.float32
 
-    def __init__(self, record: dict[str, Any], weights: Any) -> None:
+    def __init__(self, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
         from transformers.configuration_utils import PreTrainedConfig
         from transformers.generation.configuration_utils import GenerationConfig
 
@@ -219,14 +219,11 @@ class StandIn(nn.Module):
         self.parameter_count = record["parameters"]
         self.model = nn.Module()
         self.model.layers = nn.ModuleList(nn.Module() for _ in range(self.config.num_hidden_layers))
-        names = set(weights.keys())
-        parts = {
-            part: weights.get_tensor(f"logits.{part}") for part in HEAD if f"logits.{part}" in names
-        }
+        parts = {part: tensors[f"logits.{part}"] for part in HEAD if f"logits.{part}" in tensors}
         self.head = BlockLinear(**parts)
         self.embedding: nn.Module
-        if "embedding" in names:
-            rows = weights.get_tensor("embedding")
+        if "embedding" in tensors:
+            rows = tensors["embedding"]
             rows = rows if record["factor"] == 1.0 else rows * record["factor"]
             self.embedding = nn.Embedding(rows.shape[0], rows.shape[1], _weight=rows)
         else:
@@ -261,13 +258,11 @@ class CachedTarget(OnnxTarget):
     """
 
     def __init__(self, folder: Path, record: dict[str, Any], load: Callable[[], Any]) -> None:
-        from safetensors import safe_open
+        from safetensors.torch import load_file
 
-        self._load, self._lock = load, threading.RLock()
-        with safe_open(folder / TENSORS, "pt") as file:
-            CausalTarget.__init__(self, StandIn(record, file).eval())
-            names = [name for name in file.keys() if name.startswith(TABLES)]  # noqa: SIM118
-            tables = {name: file.get_tensor(name).numpy() for name in names}
+        self._load, self._lock, tensors = load, threading.RLock(), load_file(folder / TENSORS)
+        CausalTarget.__init__(self, StandIn(record, tensors).eval())
+        tables = {name: each.numpy() for name, each in tensors.items() if name.startswith(TABLES)}
         self.chains, self.packs, self.same_bits = True, False, record["same_bits"]
         if record["timings"] is not None:
             seconds, growth = record["timings"]
@@ -277,10 +272,6 @@ class CachedTarget(OnnxTarget):
         self._folder, self._folds = folder, STEP in record["files"]
         self._slots = Counter[bool]()  # see `STEP_AFTER`
         self._runner = self._run_by(Session(str(folder / GRAPH)), tables)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Copy and pickle the model; see `OnnxTarget`."""
-        return OnnxTarget, (self.model,), {"probed": self.probed}
 
     def _open_batch(self) -> GraphRunner | None:
         return self._open(BATCH)

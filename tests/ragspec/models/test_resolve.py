@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -22,16 +23,11 @@ def fake_model(folder: Path, weights: bytes = b"weights") -> Path:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names for which the hub is contacted; it has none of them."""
-    names: list[str] = []
-
-    def from_hub(name: str, offline: bool) -> tuple[ModelOrigin, None, str]:
-        names.append(name)
-        return ModelOrigin.HUB, None, "no answer"
-
+def hub(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Return what contacts the hub, which has no model."""
+    from_hub = Mock(return_value=(ModelOrigin.HUB, None, "no answer"))
     monkeypatch.setattr(models, "_from_hub", from_hub)
-    return names
+    return from_hub
 
 
 @pytest.fixture
@@ -52,25 +48,25 @@ def cached(cache: Path, name: str) -> Path:
 
 
 def test_a_path_resolves_to_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Mock
 ) -> None:
     folder = fake_model(tmp_path / "my" / "model")
     monkeypatch.chdir(tmp_path)
     for name in (folder, str(folder), "my/model"):
         result = resolve_model(name)
         assert (result.folder, result.origin) == (folder.resolve(), ModelOrigin.PATH)
-    assert not hub
+    assert not hub.called
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_path_without_a_model_skips_the_hub(tmp_path: Path, exists: bool, hub: list[str]) -> None:
+def test_a_path_without_a_model_skips_the_hub(tmp_path: Path, exists: bool, hub: Mock) -> None:
     folder = tmp_path / "nothing"
     if exists:
         folder.mkdir()
     with pytest.raises(ModelNotFoundError, match="nothing") as caught:
         resolve_model(folder)
     assert ("holds no config.json" in str(caught.value)) == exists
-    assert caught.value.exit_code == 5 and not hub
+    assert caught.value.exit_code == 5 and not hub.called
 
 
 def test_a_bundled_name_precedes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,19 +78,19 @@ def test_a_bundled_name_precedes_a_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert resolve_model("./starter").folder == current.resolve()
 
 
-def test_the_bundled_models_are_there(hub: list[str]) -> None:
+def test_the_bundled_models_are_there(hub: Mock) -> None:
     for name in BUNDLED:
         assert resolve_model(name).origin is ModelOrigin.BUNDLED
-    assert not hub
+    assert not hub.called
 
 
-def test_the_cache_answers_before_the_hub(empty_cache: Path, hub: list[str]) -> None:
+def test_the_cache_answers_before_the_hub(empty_cache: Path, hub: Mock) -> None:
     snapshot = cached(empty_cache, "someone/some-model")
     result = resolve_model("someone/some-model")
-    assert (result.folder, result.origin) == (snapshot, ModelOrigin.CACHE) and not hub
+    assert (result.folder, result.origin) == (snapshot, ModelOrigin.CACHE) and not hub.called
 
 
-def test_a_snapshot_that_lacks_a_shard_does_not_count(empty_cache: Path, hub: list[str]) -> None:
+def test_a_snapshot_that_lacks_a_shard_does_not_count(empty_cache: Path, hub: Mock) -> None:
     snapshot = cached(empty_cache, "someone/some-model")
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -102,14 +98,14 @@ def test_a_snapshot_that_lacks_a_shard_does_not_count(empty_cache: Path, hub: li
         resolve_model("someone/some-model")
 
 
-def test_the_error_lists_every_place(empty_cache: Path, hub: list[str]) -> None:
+def test_the_error_lists_every_place(empty_cache: Path, hub: Mock) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         resolve_model("startr")
     message = str(caught.value)
     assert "Did you mean 'starter'" in message
     for place in ("bundled:", "path:", "fetched:", "cache:", "hub: no answer"):
         assert place in message
-    assert hub == ["startr"]
+    hub.assert_called_once_with("startr", False)
 
 
 def test_the_hub_is_tried_once_and_its_files_are_checked(

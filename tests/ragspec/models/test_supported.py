@@ -24,8 +24,6 @@ from tests.support import architectures, tiny
 from tests.support.architectures import COMMON, build
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
-
-
 REASONS = {
     "encoder-decoder": ("t5", "bart", "whisper", "marian"),
     "is an encoder": ("bert", "roberta", "electra"),
@@ -48,20 +46,17 @@ def test_configurations_outside_the_scope_are_refused_by_name(model_type: str, r
 
 
 @pytest.mark.parametrize(
-    "model_type", ["llama", "gpt_neox", "gpt2", "jamba", "falcon_h1", "gemma3", "lfm2"]
+    "name", ["llama", "gpt_neox", "gpt2", "jamba", "falcon_h1", "gemma3", "lfm2", "bert"]
 )
-def test_decoders_and_hybrids_with_attention_pass(model_type: str) -> None:
-    check_config(AutoConfig.for_model(model_type))
+def test_decoders_and_hybrids_with_attention_pass(name: str) -> None:
+    settings = {"is_decoder": True} | SMALL if name == "bert" else {}
+    check_config(AutoConfig.for_model(name, **settings))
 
 
 def test_a_hybrid_without_its_attention_layers_is_refused() -> None:
     config = AutoConfig.for_model("qwen3_next", layer_types=["linear_attention"] * 2, **SMALL)
     with pytest.raises(UnsupportedModelError, match="without any attention layer"):
         check_config(config)
-
-
-def test_an_encoder_configured_as_a_decoder_passes() -> None:
-    check_config(AutoConfig.for_model("bert", is_decoder=True, **SMALL))
 
 
 def test_a_model_without_a_head_is_refused() -> None:
@@ -120,13 +115,14 @@ def test_an_adapter_wrapper_is_looked_through() -> None:
 
 
 FULL = {"full_attention": AttentionWindow()}
+WINDOWED = {"full_attention": AttentionWindow(size=8)}
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("llama", FULL),
-        ("mistral", {"full_attention": AttentionWindow(size=8)}),  # one kind, whatever its window
+        ("mistral", WINDOWED),  # one kind, whatever its window
         ("gpt2", FULL),
         ("gemma3_text", {"sliding_attention": AttentionWindow(size=8)} | FULL),
         ("llama4_text", {"chunked_attention": AttentionWindow(chunk=8)} | FULL),
@@ -140,10 +136,7 @@ def test_configurations_of_models(name: str, expected: dict[str, AttentionWindow
     ("settings", "expected"),
     [
         ({"sliding_window": 8, "use_sliding_window": False}, FULL),
-        (
-            {"sliding_window": 8, "use_sliding_window": True},
-            {"full_attention": AttentionWindow(size=8)},
-        ),
+        ({"sliding_window": 8, "use_sliding_window": True}, WINDOWED),
         ({"sliding_window": 0}, FULL),
         ({"sliding_window": None, "layer_types": None}, FULL),
         ({"sliding_window": 8, "layer_types": ["full_attention"]}, FULL),

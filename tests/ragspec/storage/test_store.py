@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -15,6 +14,7 @@ from ragspec.errors import InputError, StoreError
 from ragspec.storage.filesystem import writer_lock
 from ragspec.storage.manifest import Contents
 from ragspec.storage.store import POINTER, OpenStore, carry, open_store, publish
+from tests.support.calls import noted
 from tests.support.damage import check_damage, check_kills
 
 
@@ -248,28 +248,14 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, blocked: st
 def test_all_is_flushed_before_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, int, int]] = []  # what was called, on which inode, of which size
 
-    def note(name: str, message: os.stat_result) -> None:
-        calls.append(
-            (name, message.st_ino, message.st_size if stat.S_ISREG(message.st_mode) else 0)
-        )
+    def of(path: int | Path, name: str = "fsync") -> tuple[str, int, int]:
+        result = os.stat(path)
+        return name, result.st_ino, result.st_size if stat.S_ISREG(result.st_mode) else 0
 
-    def watched(name: str, look: Callable[[Any], os.stat_result]) -> None:
-        inner = getattr(os, name)
-
-        def call(what: Any, *others: Any) -> None:
-            note(name, look(what))
-            inner(what, *others)
-
-        monkeypatch.setattr(os, name, call)
-
-    for name, look in (("fsync", os.fstat), ("rename", os.stat), ("replace", os.stat)):
-        watched(name, look)
+    for name in ("fsync", "rename", "replace"):
+        watched = noted(getattr(os, name), calls, lambda path, *_, name=name: of(path, name))
+        monkeypatch.setattr(os, name, watched)
     folder = build(tmp_path / "s", "one").path
-
-    def of(path: Path, name: str = "fsync") -> tuple[str, int, int]:
-        result = path.stat()
-        return name, result.st_ino, 0 if path.is_dir() else result.st_size
-
     inner, manifest, root = folder / "inner", folder / "manifest.json", of(tmp_path / "s")
     data = {of(folder / "data.txt"), of(inner / "more.txt"), of(inner)}
     pointer = tmp_path / "s" / POINTER

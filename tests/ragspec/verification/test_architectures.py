@@ -11,7 +11,7 @@ import torch
 import ragspec.verification.kernels as kernels
 import ragspec.verification.tree_attention as attention_module
 import ragspec.verification.tree_session as session_module
-from ragspec import Engine, Generation, Sampling
+from ragspec import Engine, Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.batch import TreeView
 from ragspec.verification.causal import CausalTarget
@@ -45,19 +45,13 @@ def prompts(rows: int) -> list[list[int]]:
     return [prompt(n, seed=n) for n in (13, 19, 6, 10)[:rows]]
 
 
-def run(engine: Engine, request: list[list[int]], name: str, **options: Any) -> list[Generation]:
-    result: list[Generation] = engine.generate(
-        request, SETTINGS[name], max_new_tokens=NEW, **options
-    )
-    return result
-
-
 def compare(model: Any, name: str, rows: int) -> tuple[list[list[int]], float]:
     """Assert that drafts change nothing; return the tokens and accepted nodes per step."""
-    texts = prompts(rows)
-    plain = run(Engine(model, drafter=None), texts, name)
+    texts, sampling = prompts(rows), SETTINGS[name]
+    plain = Engine(model, drafter=None).generate(texts, sampling, max_new_tokens=NEW)
     truths = {tuple(text): out.tokens for text, out in zip(texts, plain, strict=True)}
-    drafted = run(Engine(model, drafter=NoisyTrees(truths), budget=BUDGET), texts, name)
+    engine = Engine(model, drafter=NoisyTrees(truths), budget=BUDGET)
+    drafted = engine.generate(texts, sampling, max_new_tokens=NEW)
     assert [out.tokens for out in drafted] == [out.tokens for out in plain]
     assert {out.label for out in drafted} == {"exact"}
     assert not any(out.report.faults for out in drafted)

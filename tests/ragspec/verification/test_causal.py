@@ -217,10 +217,8 @@ def test_forwards_are_timed_within_the_context() -> None:
 def test_sessions_have_every_part_under_its_name(session: type) -> None:
     selection = {n: f for n, f in vars(TargetSession).items() if inspect.isfunction(f)}
     names = {n for n in selection if not n.startswith("_") or n in ("__enter__", "__exit__")}
-    session_names = (
-        "trim_draft verify commit join fork leave select_rows discard_uncommitted shrink"
-    )
-    assert names >= {*session_names.split(), "__enter__", "__exit__"}
+    parts = "trim_draft verify commit join fork leave select_rows discard_uncommitted shrink"
+    assert names >= {*parts.split(), "__enter__", "__exit__"}
     for name in names:
         requests = list(inspect.signature(selection[name]).parameters)
         assert list(inspect.signature(getattr(session, name)).parameters) == requests

@@ -52,9 +52,8 @@ def mask_of(rule: str, starts: list[int], n: int, dtype: torch.dtype = torch.flo
 def products(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: kernels.AttentionForm
 ) -> Any:
-    return kernels.with_sinks(*kernels.explicit(query, key, value, form), form.sinks).to(
-        query.dtype
-    )
+    out, weight = kernels.explicit(query, key, value, form)
+    return kernels.with_sinks(out, weight, form.sinks).to(query.dtype)
 
 
 @pytest.mark.parametrize("causal", [False, True])

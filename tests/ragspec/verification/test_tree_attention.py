@@ -181,10 +181,8 @@ def test_attention_is_that_of_single_queries(
         visible[..., 0] = True
     mask = mask.masked_fill(~visible, float("-inf"))
     sinks = draw(heads) if with_sinks else None
-    module = nn.Module()
-    got, _ = tree_attention(
-        module, query, key, value, None if causal else mask, softcap=softcap, s_aux=sinks
-    )
+    passed = None if causal else mask
+    got, _ = tree_attention(nn.Module(), query, key, value, passed, softcap=softcap, s_aux=sinks)
     assert torch.allclose(got, naive(query, key, value, mask, softcap, sinks), atol=1e-12)
 
 
@@ -235,11 +233,10 @@ def test_parts_add_up_to_what_a_mask_gives(
     known = VIEWS[kind]()
     random = torch.Generator().manual_seed(groups)
     n, slots = known.positions.shape[1], known.length + known.slot_positions.shape[1]
-    draw = [
+    query, key, value = (
         torch.randn(2, heads, at, 8, generator=random).double()
         for heads, at in ((4, n), (groups, slots), (groups, slots))
-    ]
-    query, key, value = draw
+    )
     value = value[..., :6] if direction == "width" else value
     softcap = 1.5 if direction == "softcap" else None
     sinks = torch.randn(4, generator=random).double() if direction == "sinks" else None
@@ -293,9 +290,7 @@ def test_trees_are_right_under_large_masks(name: str, monkeypatch: pytest.Monkey
         with lease(model), CausalTarget(model).open(1, 32) as session:
             prefill(session, text)
             results.append(session.verify([[3, 4]], [tree]))
-    torch.testing.assert_close(
-        results[0], results[1], atol=1e-4 if name == "gpt_oss" else 1e-9, rtol=0
-    )
+    torch.testing.assert_close(*results, atol=1e-4 if name == "gpt_oss" else 1e-9, rtol=0)
 
 
 # --- the model is left as it was found ------------------------------------------------------------

@@ -131,11 +131,8 @@ def test_unknown_words_and_graphs_without_cuda_are_refused(model: Any) -> None:
 )
 def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: str) -> None:
     rotary = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    model = (
-        architectures.make("llama", rope_parameters=rotary)
-        if architecture == "dynamic"
-        else tiny.model(architecture)
-    )
+    dynamic = architectures.make("llama", rope_parameters=rotary)
+    model = dynamic if architecture == "dynamic" else tiny.model(architecture)
     text = Engine(open_target(model, "eager"), budget=3).generate(PROMPTS[0], max_new_tokens=6)
     assert text.tokens == Engine(model, drafter=None).generate(PROMPTS[0], max_new_tokens=6).tokens
     assert text.report.static.startswith("off: " if why else "eager") and why in text.report.static

@@ -164,15 +164,15 @@ def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
 N, SLOTS = 16, 40
 
 
-def random_rows(seed: int, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Return parents i64 [B, n] with pads behind, committed lengths i64 [B], and queries used."""
+def laid(seed: int, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor, list[int], Layout]:
+    """Return parents i64 [B, n] with pads, lengths i64 [B], queries used, and their layout."""
     rng = np.random.default_rng(seed)
-    parents = np.tile(np.arange(N), (rows, 1))
+    table = np.tile(np.arange(N), (rows, 1))
     counts = [1, N, *rng.integers(1, N + 1, rows - 2).tolist()]
     for row, count in enumerate(counts):
-        parents[row, 1:count] = [int(rng.integers(0, node)) for node in range(1, count)]
-    lengths = torch.from_numpy(rng.integers(0, SLOTS - N, rows))
-    return torch.from_numpy(parents), lengths, counts
+        table[row, 1:count] = [int(rng.integers(0, node)) for node in range(1, count)]
+    parents, lengths = map(torch.from_numpy, (table, rng.integers(0, SLOTS - N, rows)))
+    return parents, lengths, counts, layout_of(parents, lengths)
 
 
 def line(parents: torch.Tensor, query: int) -> list[int]:
@@ -181,11 +181,6 @@ def line(parents: torch.Tensor, query: int) -> list[int]:
     while (above := int(parents[results[0]])) != results[0]:
         results.insert(0, above)
     return results
-
-
-def laid(seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int], Layout]:
-    parents, lengths, counts = random_rows(seed)
-    return parents, lengths, counts, layout_of(parents, lengths)
 
 
 def layout_counters(n: int) -> Counters:
