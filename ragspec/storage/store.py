@@ -237,11 +237,9 @@ def remove_leftovers(root: Path) -> None:
     if (root / POINTER).exists():
         try:
             current, _ = read_pointer(root)
-        except StoreError:
-            return  # a damaged pointer: delete nothing, so that a person can look at it
-        if current not in names:
-            return  # the current generation is missing: keep the older ones
-        names = names[names.index(current) + 1 :]
+            names = names[names.index(current) + 1 :]
+        except (StoreError, ValueError):
+            return  # a damaged pointer, or no such generation: a person may look, so none goes
     for name in names:
         shutil.rmtree(root / name, ignore_errors=True)
 

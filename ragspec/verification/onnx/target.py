@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -20,16 +20,13 @@ from torch import Tensor
 from ragspec.models.quantized import BlockLinear, Session
 from ragspec.needs import LAST
 from ragspec.types import PreTrainedModel
-from ragspec.verification.batch import TreeView
+from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx.bits import Rows, Views, batches_agree, have_same_bits
+from ragspec.verification.onnx.bits import Names, Rows, Views, batches_agree, have_same_bits
 from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.prefix_cache import model_state
 from ragspec.verification.sequence_cache import Buffers, SequenceCache
-
-if TYPE_CHECKING:
-    from ragspec.verification.batch import Batch
-    from ragspec.verification.tree_session import TreeSession
+from ragspec.verification.tree_session import TreeSession
 
 HIDDEN = -1e30  # bias of a slot that a query does not see
 POSITIONS = 2048  # rows of the first rotary table
@@ -112,11 +109,7 @@ class GraphRunner:
         self._last: tuple[tuple[object, ...], Binding | None] = ((), None)  # buffers and names
 
     def run(
-        self,
-        rows: Sequence[SequenceCache],
-        views: Sequence[TreeView],
-        inputs: Mapping[str, Tensor],
-        names: Sequence[str],
+        self, rows: Rows, views: Views, inputs: Mapping[str, Tensor], names: Names
     ) -> list[Tensor]:
         """Return the outputs with these names of a forward over the next positions of sequences.
 
@@ -207,11 +200,7 @@ class GraphRunner:
         return {"positions": positions, "total": total[:1], "last": total[1:]}
 
     def _outputs(
-        self,
-        inputs: Mapping[str, Array],
-        caches: Sequence[Buffers],
-        names: Sequence[str],
-        positions: int,
+        self, inputs: Mapping[str, Array], caches: Sequence[Buffers], names: Names, positions: int
     ) -> list[Tensor]:
         """Run the session, which extends the buffers; return the outputs with these names."""
         sizes = {"S": positions, "k": len(inputs["rows"])}
@@ -296,12 +285,12 @@ class OnnxTarget(CausalTarget):
         """Whether forwards of several widths round visibly; see `CausalTarget.rounds`."""
         return not (self.chains and self.same_bits and self._unchanged) and super().rounds
 
-    def open(self, *args: Any, **kwargs: Any) -> "TreeSession":
+    def open(self, *args: Any, **kwargs: Any) -> TreeSession:
         """Return a session; see `CausalTarget.open`."""
         self._unchanged = self._look() == self._weights
         return super().open(*args, **kwargs)
 
-    def forward(self, tokens: Tensor, batch: "Batch", keep: int | Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Run packed tokens; see `CausalTarget.forward`."""
         taps, n = batch.taps, tokens.shape[1]
         heard: Collection[int] = () if taps is None else taps.modules
@@ -321,12 +310,7 @@ class OnnxTarget(CausalTarget):
         return outputs[-1]
 
     def run(
-        self,
-        rows: Sequence[SequenceCache],
-        views: Sequence[TreeView],
-        tokens: Tensor,
-        read: Tensor,
-        names: Sequence[str],
+        self, rows: Rows, views: Views, tokens: Tensor, read: Tensor, names: Names
     ) -> list[Tensor]:
         """Return the outputs with these names of a forward over some sequences.
 

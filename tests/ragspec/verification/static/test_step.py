@@ -253,18 +253,9 @@ def test_the_walk_accepts_what_the_host_does(seed: int) -> None:
             taken.add(key)
     selected = walk(layout, tokens, parents, chosen)
     for row, count in enumerate(counts):
-        path, at = [0], 0
-        while True:
-            current = int(chosen[row, at])
-            results = [
-                query
-                for query in range(1, count)
-                if parents[row, query] == at and tokens[row, query] == current
-            ]
-            if not results:
-                break
-            at = results[0]
-            path.append(at)
+        nodes = tokens[row, 1:count].tolist(), (parents[row, 1:count] - 1).tolist()
+        below = walked(DraftTree.build(*nodes, "test"), chosen[row].tolist())
+        path = [0, *(1 + node for node in below)]
         assert selected[row].nonzero().flatten().tolist() == path
 
 
