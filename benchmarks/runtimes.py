@@ -29,7 +29,7 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx import target as module
-from ragspec.verification.open import load_target, open_target
+from ragspec.verification.open import open_target
 
 POSITIONS = (1, 2, 4, 8, 16, 32)
 ROUNDS = 9
@@ -163,8 +163,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.folded:
-        target, _ = load_target(options.model, "cpu", "int8", runtime="onnx")
-        show(operators(target, options.context))
+        small, _ = load_model(options.model, "cpu", "int8")  # in memory both are in one graph
+        show(operators(open_target(small, runtime="onnx"), options.context))
         return
     model, tokenizer = load_model(options.model, "cpu", "float32")
     targets = {runtime: open_target(model, runtime=runtime) for runtime in ("torch", "onnx")}
