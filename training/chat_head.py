@@ -51,7 +51,7 @@ def stage(
     texts = [chat.ids for chat in states.chats]
     trainer = HeadTrainer(target, texts, settings, head=head, read=states.read)
     judged = [held_out.read([number]) for number in range(len(held_out.chats))]
-    run = HeadRun(trainer, out, lambda: agreement(trainer.head, target, judged), print)
+    run = HeadRun(trainer, out, judged, print)
     if (out / CHECKPOINT).is_file():
         run.resume(load_state(out))
 
@@ -62,7 +62,8 @@ def stage(
     with stop_signals() as stop:
         last = run.run(report, stop)
     run.finish(last)
-    about = {"out": out.name, "steps": trainer.steps, "texts": len(texts), "agreement": run.judge()}
+    share = agreement(trainer.head, target, judged)
+    about = {"out": out.name, "steps": trainer.steps, "texts": len(texts), "agreement": share}
     print(json.dumps(about), flush=True)
 
 

@@ -4,6 +4,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -57,7 +58,7 @@ class Batches:
                 "learn from."
             )
         self._size, self._seed = size, seed
-        self._epoch: tuple[int, list[list[int]]] = (-1, [])
+        self._epoch = lru_cache(maxsize=1)(self._shuffled)
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
@@ -66,9 +67,7 @@ class Batches:
     def of(self, step: int) -> list[int]:
         """Return the numbers of the chunks of a step."""
         epoch, place = divmod(step, len(self))
-        if self._epoch[0] != epoch:
-            self._epoch = epoch, self._shuffled(epoch)
-        return self._epoch[1][place]
+        return self._epoch(epoch)[place]
 
     def digest(self) -> str:
         """Return a hash of all chunks."""

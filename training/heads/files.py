@@ -76,26 +76,22 @@ def read_codes(path: Path) -> "tuple[NDArray[np.int64], NDArray[np.int64] | NDAr
     """
     import numpy as np
 
+    expected = "the arrays 'codes' and either 'labels' or 'features'."
     try:
         with np.load(path, allow_pickle=False) as data:
-            conditions = [name for name in ("labels", "features") if name in data]
-            if "codes" not in data or len(conditions) != 1:
-                raise InputError(
-                    f"{path} holds {', '.join(sorted(data)) or 'nothing'}; expected the arrays "
-                    "'codes' and either 'labels' or 'features'."
-                )
-            codes, inputs = data["codes"], data[conditions[0]]
+            stored = sorted(data)
+            names = [name for name in ("codes", "labels", "features") if name in stored]
+            arrays = [data[name] for name in names]
     except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
-        if isinstance(error, InputError):
-            raise
         # NumPy's own text advises to allow pickles, which can run code.
         reason = str(error) if isinstance(error, OSError) else type(error).__name__
         raise InputError(
-            f"{path} cannot be read ({reason}); expected what numpy.savez writes, with the arrays "
-            "'codes' and either 'labels' or 'features'."
+            f"{path} cannot be read ({reason}); expected what numpy.savez writes, with {expected}"
         ) from None
-    kind = np.int64 if conditions == ["labels"] else np.float32
-    for name, each in zip(("codes", *conditions), (codes, inputs), strict=True):
+    if names not in (["codes", "labels"], ["codes", "features"]):
+        raise InputError(f"{path} holds {', '.join(stored) or 'nothing'}; expected {expected}")
+    for name, each in zip(names, arrays, strict=True):
         if name != "features" and not np.issubdtype(each.dtype, np.integer):
             raise InputError(f"{path} has {name} of {each.dtype}; expected whole numbers.")
-    return codes.astype(np.int64), inputs.astype(kind)
+    kind = np.int64 if names[1] == "labels" else np.float32
+    return arrays[0].astype(np.int64), arrays[1].astype(kind)

@@ -80,8 +80,8 @@ def head_loss(
         depth: Number of rounds of a head that reads its own output.
     """
     learns_states = head.config.join == "project"
-    # The weights of both distances, and that of a round relative to the one before, as published.
-    features, distributions, decay = (1.0, 0.1, 1.0) if learns_states else (0.0, 1.0, 0.8)
+    # As published: the weight of distributions, to 1 of states, and of a round, to the one before.
+    distributions, decay = (0.1, 1.0) if learns_states else (1.0, 0.8)
     after, real = read.states[:, 1:], read.real[:, 1:]
     total, agreement = torch.zeros((), device=after.device), 0.0
     weight, whole = 1.0, 0.0
@@ -94,9 +94,8 @@ def head_loss(
             theirs = teacher.output(expected)
         ours = head_output(head, teacher.output, number)(states)
         loss = -distributions * (theirs.softmax(-1) * ours.log_softmax(-1)).sum(-1)
-        if features:
-            distance = functional.smooth_l1_loss(states, expected, reduction="none").mean(-1)
-            loss = loss + features * distance
+        if learns_states:
+            loss = loss + functional.smooth_l1_loss(states, expected, reduction="none").mean(-1)
         total = total + weight * loss.sum() / max(1, len(loss))
         weight, whole = weight * decay, whole + weight
         if not number:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,7 @@ def train_head(
         head = None if start is None else open_head(start, target).to(target.device)
         trainer = HeadTrainer(target, learned, settings, head=head)
         states = _read_states(trainer, held_out)
-
-        def judge() -> float:
-            return agreement(trainer.head, target, states)
-
-        run = HeadRun(trainer, out, judge, notify)
+        run = HeadRun(trainer, out, states, notify)
         if state is not None:
             run.resume(state)
             notify(f"going on after step {trainer.steps}")
@@ -87,7 +84,7 @@ def train_head(
         "steps": trainer.steps,
         "seconds": round(time.perf_counter() - began, 2),
         "loss": None if last is None else round(last.loss, 4),
-        "agreement": round(judge(), 4),
+        "agreement": round(agreement(trainer.head, target, states), 4),
         "held_out": len(held_out),
         "parameters": sum(weight.numel() for weight in trainer.head.parameters()),
     }
@@ -97,21 +94,20 @@ class HeadRun:
     """A training that judges and saves the head every minute, so that the best one survives.
 
     Args:
-        judge: Returns the head's score on held-out texts; NaN without any: the last head is best.
+        states: Those of held-out texts, by which heads are judged; without any the last is best.
     """
 
     def __init__(
-        self, trainer: HeadTrainer, out: Path, judge: Callable[[], float], notify: Notify
+        self, trainer: HeadTrainer, out: Path, states: Sequence[StateRead], notify: Notify
     ) -> None:
-        self.trainer, self.out, self.judge, self.notify = trainer, out, judge, notify
-        self.best: tuple[float, dict[str, Any]] | None = None
+        self.trainer, self.out, self.states, self.notify = trainer, out, states, notify
+        self.best: tuple[float, dict[str, Any]] = nan, {}  # its score and weights
         self._judge_at = 0.0
 
     def resume(self, state: dict[str, Any]) -> None:
         """Continue an interrupted training; see `load_state`."""
         self.trainer.resume(state)
-        if (best := state.get("best")) is not None:
-            self.best = float(best[0]), best[1]
+        self.best = state["best"]
 
     def run(
         self, on_step: Callable[[TrainingProgress], None], stop: threading.Event
@@ -175,16 +171,15 @@ class HeadRun:
 
     def update_best(self) -> None:
         """Judge the head, and keep its weights if it is the best so far."""
-        score = self.judge()
-        if self.best is None or not score <= self.best[0]:
+        score = agreement(self.trainer.head, self.trainer.target, self.states)
+        if not score <= self.best[0]:
             weights = {n: w.detach().clone() for n, w in self.trainer.head.state_dict().items()}
             self.best = score, weights
 
     def write(self) -> None:
         """Write the best head; raise StoreError where it cannot be written."""
-        if self.best is not None:
-            self.trainer.head.load_state_dict(self.best[1])
-            save_head(self.trainer.head.eval(), self.out)
+        self.trainer.head.load_state_dict(self.best[1])
+        save_head(self.trainer.head.eval(), self.out)
 
 
 def _read_states(trainer: HeadTrainer, texts: Sequence[Sequence[int]]) -> list[StateRead]:

@@ -282,7 +282,7 @@ def load_state(folder: Path) -> dict[str, Any]:
     path = folder / CHECKPOINT
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
-        state["marks"], state["steps"], state["head"], state["optimizer"], state["spent"]
+        [state[name] for name in ("marks", "steps", "head", "optimizer", "spent", "best")]
     except Exception as error:  # a damaged pickle may raise any error
         raise StoreError(
             f"{path} is damaged ({error}). Delete it and start again without --resume."
