@@ -18,7 +18,7 @@ from ragspec.models.device import out_of_memory
 from ragspec.models.quantized import weights_of
 from ragspec.needs import Needs, match
 from ragspec.reports.generation import Generation, report_of
-from ragspec.reports.report import label_of, label_under
+from ragspec.reports.report import label_of
 from ragspec.rules.base import Rule, Step
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
@@ -182,7 +182,7 @@ class Sequence:
             self.stop.reason or "cancelled",
             prefill=(self.prefill_ms, self.prefill_forwards),
             reason=self.reason or (budget.reason if budget is not None else None),
-            label=label_of(label_under(self.rule.label, change), rounded),
+            label=label_of(self.rule.label, rounded, change),
             seed=self.seed,
             prompt_tokens=len(request.prompt),
             cached_tokens=self.cached,

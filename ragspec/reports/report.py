@@ -202,14 +202,12 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types, with vLLM's schema under `speculative_decoding`."""
-        facts: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        for name in ("per_step_drafted", "per_step_accepted"):
-            del facts[name]
+        names = [item.name for item in fields(self) if not item.name.startswith("per_step_")]
+        names += [name for name, each in vars(Report).items() if isinstance(each, property)]
+        facts: dict[str, Any] = {name: getattr(self, name) for name in names}
         facts["budget_sizes"] = {str(size): n for size, n in sorted(self.budget_sizes.items())}
         facts["milliseconds"] = {k: round(v, 4) for k, v in self.milliseconds.items()}
         facts["retrieval"] = None if self.retrieval is None else self.retrieval.to_dict()
-        derived = (name for name, each in vars(Report).items() if isinstance(each, property))
-        facts |= {name: getattr(self, name) for name in derived}
         facts["speculative_decoding"] = {
             "mean_acceptance_length": self.mean_accepted_length,
             "draft_acceptance_rate": self.draft_acceptance_rate,
@@ -339,14 +337,13 @@ def loop_share(tokens: Sequence[int], longest: int = 32, repeats: int = 3) -> fl
 ROUNDED = " up to rounding"
 
 
-def label_of(rule: str, rounded: bool) -> str:
-    """Return a rule's label, with "up to rounding" if it is exact and numbers are rounded."""
+def label_of(rule: str, rounded: bool, distribution: str | None = None) -> str:
+    """Return a rule's label over a named distribution, None for the target's own.
+
+    The label of an exact rule ends with "up to rounding" if numbers are rounded.
+    """
+    rule = f"exact-for({distribution})" if distribution is not None and rule == "exact" else rule
     return rule + ROUNDED if rounded and rule.startswith("exact") else rule
-
-
-def label_under(rule: str, distribution: str | None) -> str:
-    """Return a rule's label over a named distribution; None is the target's own."""
-    return f"exact-for({distribution})" if distribution is not None and rule == "exact" else rule
 
 
 def kind_of_label(label: str) -> str:
