@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,16 +97,14 @@ def answer_questions(
         raise InputError(
             f"got actors={actors}, batch_size={batch_size}; expected 1 or more of each."
         )
-    make = documents if callable(documents) else partial(_open, _absolute(documents), model)
-    answerer: dict[str, Any] = {
-        "make": make,
-        "column": column,
-        "sampling": None if sampling is None else seeded(sampling, "answer_questions()"),
-        "options": options,
-    }
     answered: ray.data.Dataset = dataset.map_batches(
         AnswerBatch,
-        fn_constructor_kwargs=answerer,
+        fn_constructor_kwargs={
+            "make": documents if callable(documents) else _opener(documents, model),
+            "column": column,
+            "sampling": None if sampling is None else seeded(sampling, "answer_questions()"),
+            "options": options,
+        },
         batch_size=batch_size,
         batch_format="numpy",
         compute=ActorPoolStrategy(size=actors),
@@ -116,11 +113,8 @@ def answer_questions(
     return answered
 
 
-def _absolute(documents: Paths) -> list[str]:
-    """Return the paths as an actor finds them, whatever its working directory."""
+def _opener(documents: Paths, model: str) -> Callable[[], DocQA]:
+    """Return a function that opens documents in an actor, whatever its working directory."""
     paths = [documents] if isinstance(documents, str | os.PathLike) else documents
-    return [os.path.abspath(path) for path in paths]
-
-
-def _open(paths: Paths, model: str) -> DocQA:
-    return DocQA.from_documents(paths, engine=Engine.from_pretrained(model))
+    absolute = [os.path.abspath(path) for path in paths]
+    return lambda: DocQA.from_documents(absolute, engine=Engine.from_pretrained(model))

@@ -225,12 +225,10 @@ class TreeCorpus:
         """
         size = self._nodes
         tokens = np.full((len(req_ids), size), PAD, dtype=np.int64)
-        masks = np.zeros((len(req_ids), size, size), dtype=np.int64)
-        masks[:] = np.eye(size, dtype=np.int64)
+        masks = np.tile(np.eye(size, dtype=np.int64), (len(req_ids), 1, 1))
         masks[:, :, 0] = 1  # all nodes are below the root, pads too
-        for row, (name, tail, length) in enumerate(
-            zip(req_ids, batch_tokens, total_lens, strict=True)
-        ):
+        requests = zip(req_ids, batch_tokens, total_lens, strict=True)
+        for row, (name, tail, length) in enumerate(requests):
             tokens[row, 0] = tail[-1]
             text = self._text(name, tail, length)
             tree = text.draft(size - 1, self._limit - len(text), self._longest)
