@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -42,11 +41,8 @@ def build_drafter(
     """
     several = isinstance(drafter, Sequence) and not isinstance(drafter, str)
     requests: Any = drafter if several else [] if drafter is None else [drafter]
-    inputs = Sources(table=target.next_tokens)
-    if draft_model is not None:
-        draft = model_drafter(draft_model, tokenizer, target).model
-        inputs = replace(inputs, draft_model=draft)
-    sources = build_all(requests, inputs)
+    draft = None if draft_model is None else model_drafter(draft_model, tokenizer, target).model
+    sources = build_all(requests, Sources(draft_model=draft, table=target.next_tokens))
     for source in sources:
         source.fits(target, tokenizer)
     if not sources:
@@ -114,14 +110,11 @@ def model_drafter(
         runtime = "auto" if target.detour or target.runtime == "onnx" else "torch"
         draft_model = load_target(draft_model, target.device, dtype, static="off", runtime=runtime)
     model, draft_tokenizer = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
-    if isinstance(model, CausalTarget):
-        check_vocabulary(tokenizer, draft_tokenizer, target.vocab_size, model.vocab_size)
-    elif hasattr(model, "config"):
-        size = int(model.config.get_text_config().vocab_size)
-        check_vocabulary(tokenizer, draft_tokenizer, target.vocab_size, size)
-    else:
+    if not hasattr(model, "config"):
         raise InputError(
             f"got {type(model).__name__} as a draft model; expected a transformers model, (model, "
             "tokenizer), a path or a name"
         )
-    return AnyDrafter(model)
+    drafter = AnyDrafter(model)
+    check_vocabulary(tokenizer, draft_tokenizer, target.vocab_size, drafter.model.vocab_size)
+    return drafter

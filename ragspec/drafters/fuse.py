@@ -255,10 +255,7 @@ class SourcesSession(DraftSession):
     @property
     def faults(self) -> dict[str, int]:
         """The summed faults of all sources by name; empty without faults."""
-        total: Counter[str] = Counter()
-        for source in self._sources:
-            total.update(source.faults)
-        return dict(total)
+        return dict(sum((Counter(source.faults) for source in self._sources), Counter()))
 
     def observe(self, step: Step) -> None:
         """Pass the step to every source, also to those that did not draft.

@@ -1,10 +1,8 @@
 """The head drafter: a draft head (see `head`) as a source of drafts.
 
-Modes: "coupled" (the default, see `coupled`) makes the target's own random choices with the head's
-distribution; "deterministic" proposes the head's most probable tokens without the noise, as EAGLE-2
-(arXiv 2406.16858) and LANTERN do; "sampled" and "sampled-without-replacement" draw tokens (see
-`sampled`). The tree grows best first, or has one static shape (see `static_tree`). With guidance
-the head runs on every copy of the sequence, and its logits are combined like the target's.
+Modes and shapes of drafts are those of `ModelDrafter`; EAGLE-2 (arXiv 2406.16858) and LANTERN are
+"deterministic". With guidance the head runs on every copy of the sequence, and its logits are
+combined like the target's.
 """
 
 from __future__ import annotations
@@ -75,9 +73,9 @@ class HeadDrafter(Drafter):
                 "HeadDrafter(folder, model) with the folder that `ragspec train-head` wrote."
             )
         self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
-        if width is None and tree is None and self.target.chains:
-            width = 1  # nothing beside a chain is verified
-        self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
+        self.settings = GrowthSettings.checked(
+            mode, depth, width, tree, min_expected_gain, self.target.chains
+        )
         check_static(static, self.target.device)
         self.static = static
         self.kind = self.settings.kind

@@ -54,8 +54,7 @@ def layer_settings(config: dict[str, object], names: set[str]) -> dict[str, obje
 
 def _taps(config: dict[str, Any], target: CausalTarget | None) -> tuple[int, ...]:
     name = "eagle_aux_hidden_state_layer_ids"
-    outputs = (config.get("eagle_config") or {}).get(name)
-    if outputs:
+    if outputs := (config.get("eagle_config") or {}).get(name):
         return tuple(layer + 1 for layer in outputs)
     return tuple(config.get(name) or default_taps(target))
 

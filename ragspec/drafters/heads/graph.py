@@ -27,8 +27,7 @@ def open_graph(weights: HeadWeights, target: CausalTarget) -> "HeadGraph | None"
     config, layer = weights.config, weights.config.layers
     if not config.recurrent:
         return None
-    other = config.form == "mtp" or config.has_embedding
-    other = other or config.tap_norm != "none" or (config.join == "attend" and config.bias)
+    other = config.form == "mtp" or config.tap_norm != "none"
     known = layer["model_type"] == "llama" and layer.get("hidden_act", "silu") == "silu"
     known = known and layer["num_hidden_layers"] == 1 and not layer.get("rope_scaling")
     rotary = layer.get("rope_parameters") or layer

@@ -42,12 +42,13 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     rows, first = state["outputs.0.weight"], state["blocks.0.0.linear.weight"]
     (vocab_size, width), prefix = rows.shape, "layers.norm.weight" in state
     grounded = first.shape[1] > width
+    offset = checkpoint.config.get("hidden_state_offset")
     return checkpoint.head(
         state,
         layers=prefix_layer(text_of(target)) if prefix else {"hidden_size": width},
         embedding_size=first.shape[1] - width if grounded else width,
         vocab_size=vocab_size,
-        taps=(_tap(checkpoint, target),),
+        taps=(int(text_of(target).num_hidden_layers) - offset if offset else LAST,),
         form="hydra++" if prefix else "hydra" if grounded else "medusa",
         bias="outputs.0.bias" in state,
         slots=_count(state, r"outputs\.\d+\.weight"),
@@ -115,9 +116,3 @@ def prefix_layer(text: PreTrainedConfig) -> dict[str, object]:
             "expected Llama's kind. Use a Hydra without it."
         )
     return layer
-
-
-def _tap(checkpoint: Checkpoint, target: CausalTarget | None) -> int:
-    """Return the state that the head reads."""
-    offset = checkpoint.config.get("hidden_state_offset") or 0
-    return int(text_of(target).num_hidden_layers) - offset if offset else LAST

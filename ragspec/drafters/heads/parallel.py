@@ -65,9 +65,8 @@ class MedusaHead(DraftHead):
 
         states = states.to(self.dtype)
         if self.config.prefix:
-            keys, positions = ModelCache(batch), batch.positions
-            options = {"position_ids": positions, "past_key_values": keys, "use_cache": True}
-            states = self.layers(inputs_embeds=states, **options).last_hidden_state
+            options = {"position_ids": batch.positions, "past_key_values": ModelCache(batch)}
+            states = self.layers(inputs_embeds=states, use_cache=True, **options).last_hidden_state
         last = states[:, -1]
         if self.config.join == "path":
             pair = torch.cat([last, embedded[:, -1].to(last.dtype)], -1)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, size_of, to_file
-from ragspec.drafters.heads.config import HeadWeights, TapNorm
+from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.drafters.heads.mtp import MIMO_NAMES
 from ragspec.errors import UnsupportedModelError
@@ -126,9 +126,8 @@ def _form(config: dict[str, Any], kind: str) -> dict[str, Any]:
         slots = size_of(config, "block_size") - (not anchor)
         form = {"slots": slots, "mask_token": mask, "from_anchor": anchor}
         return form | {"causal_windows": not config.get("sliding_window_non_causal")}
-    norm: TapNorm = "each" if config.get("fc_norm") else "none"
-    form = {"tap_norm": "all" if config.get("norm_before_fc") else norm}
-    form["residual_norm"] = bool(config.get("norm_before_residual"))
+    norm = "all" if config.get("norm_before_fc") else "each" if config.get("fc_norm") else "none"
+    form = {"tap_norm": norm, "residual_norm": bool(config.get("norm_before_residual"))}
     form["feeds_norm"] = bool(config.get("norm_output"))
     if kind == "peagle":
         methods = config["speculators_config"]["proposal_methods"]

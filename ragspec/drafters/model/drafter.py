@@ -6,8 +6,6 @@ tokens. Sampled (see `sampled`): tokens drawn from the draft's distribution, wit
 as q, for the classical rules: chains (Leviathan et al., arXiv 2211.17192), several chains or
 siblings (SpecInfer, 2305.09781; SpecTr, 2310.15141), siblings without replacement (MCSD,
 2401.06706).
-
-The session has its own KV cache of the text (see `cache`), so accepted tokens are not read again.
 """
 
 from __future__ import annotations
@@ -101,8 +99,9 @@ class ModelDrafter(Drafter):
                 "Engine(..., draft_model=model) or ModelDrafter(model)."
             )
         self.model = draft_target(model)
-        width = 1 if width is None and tree is None and self.model.chains else width
-        self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
+        self.settings = GrowthSettings.checked(
+            mode, depth, width, tree, min_expected_gain, self.model.chains
+        )
         self.kind = self.settings.kind
         self.static = static
         self._stepping = functools.cache(functools.partial(open_static, self.model))

@@ -43,8 +43,9 @@ class GrowthSettings:
         width: int | Sequence[int] | None,
         tree: TreeShape | Sequence[int] | None,
         min_expected_gain: float | None,
+        chains: bool,
     ) -> Self:
-        """Return the settings.
+        """Return the settings for a model that reads trees or, if `chains`, one path at a time.
 
         Raises:
             InputError: A setting is out of range or does not fit the mode.
@@ -57,7 +58,7 @@ class GrowthSettings:
             raise InputError(f"got min_expected_gain {gain!r}; expected a number of at least 0.")
         kind = DraftKind(mode)
         sampled = kind in SAMPLED_KINDS
-        one = (1 if sampled else WIDTH) if width is None else width
+        one = (1 if sampled or chains else WIDTH) if width is None else width
         several = one if isinstance(one, (list, tuple)) else (one,)
         widths = tuple(checked_count(each, "width") for each in several)
         if not widths or (not sampled and len(widths) > 1):
@@ -76,9 +77,8 @@ class GrowthSettings:
     def open(self, request: DraftRequest, name: str) -> Growth:
         """Return the growth of the drafts of one row.
 
-        Deterministic drafts ignore the noise and consist of the draft model's most probable tokens,
-        as in EAGLE-2 (arXiv 2406.16858). Coupled ones are accepted more often. A relaxed rule can
-        bound its change of the distribution only if the draft does not depend on the noise.
+        A relaxed rule can bound its change of the distribution only if the draft does not depend on
+        the noise, which deterministic drafts ignore. Coupled ones are accepted more often.
 
         Args:
             name: The source name of the nodes.

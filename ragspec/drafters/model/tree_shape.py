@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import ROOT
+from ragspec.trees.operations import depths
 
 LEVELS = (4, 8, 8, 4, 2)
 
@@ -43,10 +46,7 @@ class TreeShape:
     @property
     def depths(self) -> tuple[int, ...]:
         """The level of each place, 1 = below the root."""
-        levels: list[int] = []
-        for parent in self.parents:
-            levels.append(1 if parent == ROOT else levels[parent] + 1)
-        return tuple(levels)
+        return tuple(depths(np.array(self.parents)).tolist())
 
     def levels_read(self, budget: int, depth: int) -> int:
         """Return how many levels are read for the first `budget` places within a depth."""
@@ -75,9 +75,7 @@ class TreeShape:
                     f"got {size} places in one level; expected 1 to {len(offers)} below "
                     f"{len(above)} places of {most} choices."
                 )
-            above = []
-            for weight, parent, rank in offers[:size]:
-                above.append((weight, len(parents)))
-                parents.append(parent)
-                ranks.append(rank)
+            above = [(weight, len(parents) + i) for i, (weight, *_) in enumerate(offers[:size])]
+            parents += [parent for _, parent, _ in offers[:size]]
+            ranks += [rank for *_, rank in offers[:size]]
         return cls(tuple(parents), tuple(ranks))

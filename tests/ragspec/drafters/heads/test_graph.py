@@ -32,6 +32,8 @@ def write(folder: Path, name: str = "EAGLE-1", **change: Any) -> Path:
     """Write a head of a reduced vocabulary, with rows of the target's or its own."""
     config, weights = eagle3() if "3" in name else eagle1("bias" in name)
     weights |= published_heads.reduced()
+    if "bias" in name:
+        weights["fc.bias"] = published_heads.sines("fc.bias", H)
     if "own" not in name:
         del weights["lm_head.weight"]
     return published_heads.write(folder, config | change, weights)
@@ -53,7 +55,9 @@ def test_long_texts_are_drafted_to_their_end(source: str, heads: int, tmp_path: 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("weights", [None, "int8"])
-@pytest.mark.parametrize("name", ["EAGLE-1", "EAGLE-1 bias", "EAGLE-3", "EAGLE-3 own"])
+@pytest.mark.parametrize(
+    "name", ["EAGLE-1", "EAGLE-1 bias", "EAGLE-3", "EAGLE-3 own", "EAGLE-3 bias"]
+)
 def test_drafts_are_those_of_the_modules(
     name: str, weights: str | None, temperature: float, tmp_path: Path
 ) -> None:
