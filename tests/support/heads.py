@@ -56,9 +56,10 @@ def trained() -> DraftHead:
     return train_head(CausalTarget(model(torch.float32)), texts, TRAINING)
 
 
-def fresh(target: CausalTarget, seed: int = 0) -> DraftHead:
-    """Return an untrained head."""
-    return fresh_head(target, torch.Generator().manual_seed(seed)).to(target.dtype).eval()
+def fresh(target: CausalTarget, seed: int = 0, **options: Any) -> DraftHead:
+    """Return an untrained head; options: those of `fresh_head`."""
+    head = fresh_head(target, torch.Generator().manual_seed(seed), **options)
+    return head.to(target.dtype).eval()
 
 
 def check_texts(

@@ -24,6 +24,7 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 256,
 }
+Checkpoint = tuple[dict[str, Any], dict[str, torch.Tensor]]  # a configuration, and weights
 PREFIX = "prefix_embeding_layer."
 TOKENS = torch.arange(DRAFTED) * 2 + 3
 
@@ -41,20 +42,22 @@ def spread(values: torch.Tensor) -> list[float]:
     return result
 
 
-def layer(prefix: str, width: int = H, *, wide: bool = False) -> dict[str, torch.Tensor]:
-    """Return the weights of a Llama layer; `wide` has EAGLE-3's attention and norms."""
-    inputs = 2 * width if wide else width
+def layer(prefix: str, *, wide: bool = False, kind: str = "llama") -> dict[str, torch.Tensor]:
+    """Return the weights of a layer of Llama or Qwen3; `wide` has EAGLE-3's attention and norms."""
+    inputs = 2 * H if wide else H
     shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj": (width, inputs),
-        "self_attn.k_proj": (width * KV // HEADS, inputs),
-        "self_attn.v_proj": (width * KV // HEADS, inputs),
-        "self_attn.o_proj": (width, width),
-        "mlp.gate_proj": (F, width),
-        "mlp.up_proj": (F, width),
-        "mlp.down_proj": (width, F),
-        "post_attention_layernorm": (width,),
+        "self_attn.q_proj": (H, inputs),
+        "self_attn.k_proj": (H * KV // HEADS, inputs),
+        "self_attn.v_proj": (H * KV // HEADS, inputs),
+        "self_attn.o_proj": (H, H),
+        "mlp.gate_proj": (F, H),
+        "mlp.up_proj": (F, H),
+        "mlp.down_proj": (H, F),
+        "post_attention_layernorm": (H,),
     }
-    shapes |= {"input_layernorm": (width,), "hidden_norm": (width,)} if wide else {}
+    shapes |= {"input_layernorm": (H,), "hidden_norm": (H,)} if wide else {}
+    if kind == "qwen3":
+        shapes |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (H // HEADS,))
     return {f"{prefix}{n}.weight": sines(f"{n}.weight", *shape) for n, shape in shapes.items()}
 
 
@@ -66,31 +69,25 @@ def reduced() -> dict[str, torch.Tensor]:
     return {"lm_head.weight": rows, "d2t": TOKENS - torch.arange(DRAFTED), "t2d": mask}
 
 
-def eagle1(bias: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def eagle1(bias: bool) -> Checkpoint:
     """Return EAGLE-1's configuration and weights."""
     weights = layer("layers.0.") | {"fc.weight": sines("fc.weight", H, 2 * H)}
     weights |= {"fc.bias": sines("fc.bias", H)} if bias else {}
     return SIZES | {"bias": bias, "model_type": "llama"}, weights
 
 
-def eagle3() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def eagle3() -> Checkpoint:
     """Return EAGLE-3's configuration and weights."""
     weights = layer("midlayer.", wide=True) | {"fc.weight": sines("fc.weight", H, 3 * H)}
     weights |= {"norm.weight": sines("norm.weight", H)} | reduced()
     return SIZES | {"draft_vocab_size": DRAFTED, "rope_theta": 50000.0}, weights
 
 
-def speculators(
-    kind: str = "llama", **flags: bool
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def speculators(kind: str = "llama", **flags: bool) -> Checkpoint:
     """Return the configuration and weights of a head of EAGLE-3 as `speculators` has it."""
-    weights = layer("layers.0.", wide=True) | {"fc.weight": sines("fc.weight", H, 3 * H)}
-    weights |= {"norm.weight": sines("norm.weight", H)} | reduced()
+    weights = layer("layers.0.", wide=True, kind=kind) | reduced()
+    weights |= {"fc.weight": sines("fc.weight", H, 3 * H), "norm.weight": sines("norm.weight", H)}
     weights |= {"embed_tokens.weight": sines("embed_tokens.weight", V, H)}
-    if kind == "qwen3":
-        for name in ("q_norm", "k_norm"):
-            key = f"self_attn.{name}.weight"
-            weights[f"layers.0.{key}"] = sines(key, H // HEADS)
     if flags.get("norm_before_fc"):
         weights["input_norm.weight"] = sines("input_norm.weight", 3 * H)
     if flags.get("fc_norm"):
@@ -102,7 +99,7 @@ def speculators(
     return config | taps, weights
 
 
-def peagle() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def peagle() -> Checkpoint:
     """Return the configuration and weights of a P-EAGLE as `speculators` has it."""
     config, weights = speculators()
     proposals = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}]}
@@ -111,7 +108,7 @@ def peagle() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return config | {"speculators_config": proposals}, weights | mask
 
 
-def dflash(kind: str, **flags: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def dflash(kind: str, **flags: Any) -> Checkpoint:
     """Return a DFlash or DSpark of `speculators`, whose second layer has a window."""
     _, weights = zlab()
     inner = SIZES | {"model_type": "qwen3", "num_hidden_layers": 2, "head_dim": H // HEADS}
@@ -128,23 +125,20 @@ def dflash(kind: str, **flags: Any) -> tuple[dict[str, Any], dict[str, torch.Ten
     return config, weights
 
 
-def zlab() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def zlab() -> Checkpoint:
     """Return the configuration and weights of a DFlash of z-lab, of two layers."""
     weights = {"fc.weight": sines("fc.weight", H, 2 * H)}
     for number in range(2):
         prefix = f"layers.{number}."
-        weights |= layer(prefix)
+        weights |= layer(prefix, kind="qwen3")
         weights[f"{prefix}input_layernorm.weight"] = sines("input_layernorm.weight", H)
-        for name in ("q_norm", "k_norm"):
-            key = f"self_attn.{name}.weight"
-            weights[f"{prefix}{key}"] = sines(key, H // HEADS)
     weights |= {name: sines(name, H) for name in ("norm.weight", "hidden_norm.weight")}
     config = SIZES | {"model_type": "qwen3", "num_hidden_layers": 2, "head_dim": H // HEADS}
     config |= {"layer_types": ["full_attention"] * 2, "block_size": 4, "num_target_layers": 3}
     return config | {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 1]}}, weights
 
 
-def medusa(prefix: str = "") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def medusa(prefix: str = "") -> Checkpoint:
     """Return the configuration and weights of a Medusa of three heads."""
     weights = {}
     for head in range(3):
@@ -154,7 +148,7 @@ def medusa(prefix: str = "") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return {"medusa_num_heads": 2, "medusa_num_layers": 1}, weights
 
 
-def hydra(layered: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def hydra(layered: bool) -> Checkpoint:
     """Return the configuration and weights of a Hydra, or a Hydra++, of three heads."""
     weights = layer(f"{PREFIX}layers.0.") if layered else {}
     if layered:

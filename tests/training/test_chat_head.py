@@ -10,11 +10,10 @@ import torch
 
 from ragspec import Engine
 from ragspec.drafters.heads.files import open_head, save_head
-from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.sampling import stopping
 from ragspec.training.batches import StateReader
 from ragspec.verification.causal import CausalTarget
-from tests.support import tiny
+from tests.support import heads, tiny
 
 module = importlib.import_module
 pytestmark = pytest.mark.usefixtures("training_path")
@@ -151,11 +150,8 @@ def test_a_head_learns_from_answers_over_documents(
         call(monkeypatch, "long_answers", request)
     rounds = [json.loads(line)["round"] for line in answers.read_text().splitlines()]
     assert sorted(set(rounds)) == [0, 1] and len(rounds) > 6
-    start = fresh_head(
-        CausalTarget(tiny.model(max_position_embeddings=1 << 14)),
-        torch.Generator().manual_seed(0),
-        form="eagle3",
-    )
+    target = CausalTarget(tiny.model(max_position_embeddings=1 << 14))
+    start = heads.fresh(target, form="eagle3")
     save_head(start, tmp_path / "start")
     monkeypatch.setattr(trainer, "HELD_OUT", 2)
     inputs = f"--answers {answers} --start {tmp_path / 'start'} --work {work} --model {model}"

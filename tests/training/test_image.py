@@ -143,9 +143,7 @@ def test_dropped_conditions_are_invisible(built_up: Path, monkeypatch: pytest.Mo
 
 
 def test_the_run_resumes(built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    straight = pair_trainer(built_up, monkeypatch, "tiles")
-    first = pair_trainer(built_up, monkeypatch, "tiles")
-    second = pair_trainer(built_up, monkeypatch, "tiles")
+    straight, first, second = (pair_trainer(built_up, monkeypatch, "tiles") for _ in range(3))
     for one in (first, second):
         one.rows = straight.rows  # the same tokenizer
     for _ in range(4):

@@ -316,15 +316,11 @@ def test_the_gate_judges_quotes() -> None:
 
 def test_the_gate_takes_the_shared_records_of_valid_documents(tmp_path: Path) -> None:
     context = "Context:\n[1] Almen\nIt is a harbour.\n\n[2] Peat\nPeat burns well."
-    request = "\n\nQuestion: What burns?\nEvidence: [2] Peat burns well.\nAnswer: Peat"
+    text = f"{context}\n\nQuestion: What burns?\nEvidence: [2] Peat burns well.\nAnswer: Peat"
     records = [
-        {"id": "r1", "kind": "qa", "text": context + request},
-        {
-            "id": "r2",
-            "kind": "qa",
-            "text": (context + request).replace("[2] Peat\n", "[2] Other\n"),
-        },
-        {"id": "r3", "kind": "docs", "text": context + request},
+        {"id": "r1", "kind": "qa", "text": text},
+        {"id": "r2", "kind": "qa", "text": text.replace("[2] Peat\n", "[2] Other\n")},
+        {"id": "r3", "kind": "docs", "text": text},
     ]
     titles = [{"title": "Peat", "split": "valid"}, {"title": "Other", "split": "train"}]
     for name, lines in (("docqa/documents", titles), ("lm/valid", records)):

@@ -64,14 +64,11 @@ def test_chunks_go_to_the_callback_of_the_run_or_of_the_component() -> None:
 
 
 def test_documents_are_drafted_from() -> None:
-    component = generator(
-        engine=Engine(tiny.model(), tiny.tokenizer(chat=True), "context", None, 8)
-    )
-    settings = {"ignore_eos": True}
+    engine = Engine(tiny.model(), tiny.tokenizer(chat=True), "context", None, 8)
+    component, settings = generator(engine=engine), {"ignore_eos": True}
     plain = component.run(REQUESTS, generation_kwargs=settings)["replies"][0]
-    helped = component.run(
-        REQUESTS, generation_kwargs=settings, documents=[Document(content=plain.text)]
-    )["replies"][0]
+    documents = [Document(content=plain.text)]
+    helped = component.run(REQUESTS, generation_kwargs=settings, documents=documents)["replies"][0]
     assert helped.text == plain.text
     assert helped.meta["forwards"] < plain.meta["forwards"]
 
@@ -80,12 +77,10 @@ def test_a_pipeline_is_the_same_after_it_was_written_and_read() -> None:
     pipeline = Pipeline()
     template = [ChatMessage.from_user("{{ documents[0].content }}\nQuestion: {{ question }}\n")]
     pipeline.add_component("prompt", ChatPromptBuilder(template, required_variables="*"))
-    pipeline.add_component(
-        "llm",
-        generator(
-            model="starter", drafter="context", chat_template=TEMPLATE, streaming_callback=reported
-        ),
+    llm = generator(
+        model="starter", drafter="context", chat_template=TEMPLATE, streaming_callback=reported
     )
+    pipeline.add_component("llm", llm)
     pipeline.connect("prompt.prompt", "llm.messages")
     question = "Where does an oak stand?"
     documents = [Document(content=chatting.TEXTS["trees.txt"])]

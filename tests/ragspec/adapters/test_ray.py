@@ -63,9 +63,8 @@ def test_a_batch_keeps_its_columns_and_gets_answers(guide: str) -> None:
     batch = {"n": np.arange(2), "request": np.array(QUESTIONS[:2], object)}
     result = AnswerBatch(lambda: qa, "request", None, {"max_new_tokens": 20})(batch)
     assert result["n"].tolist() == [0, 1]
-    for question, text, cited in zip(
-        QUESTIONS, result["answer"], result["citations"], strict=False
-    ):
+    rows = zip(QUESTIONS, result["answer"], result["citations"], strict=False)
+    for question, text, cited in rows:
         answer = qa.ask(question, max_new_tokens=20)
         assert text == answer.text
         assert [each["document"] for each in json.loads(cited)] == [

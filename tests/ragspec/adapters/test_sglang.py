@@ -211,9 +211,8 @@ def test_an_unknown_drafter_is_reported_when_the_worker_starts() -> None:
 
 def test_another_registry_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpeculativeAlgorithm, "register", classmethod(lambda cls, name, what: None))
-    with pytest.raises(
-        HostError, match=r"0\.0\.test has SpeculativeAlgorithm\.register\(name, what"
-    ):
+    said = r"0\.0\.test has SpeculativeAlgorithm\.register\(name, what"
+    with pytest.raises(HostError, match=said):
         register()
     monkeypatch.delattr(sys.modules[REGISTRY], "CustomSpecAlgo")
     with pytest.raises(HostError, match="CustomSpecAlgo"):

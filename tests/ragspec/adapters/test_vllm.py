@@ -141,18 +141,16 @@ def test_a_failing_drafter_never_reaches_the_host(monkeypatch: pytest.MonkeyPatc
         ({"nodes": 0}, InputError, "nodes"),
         ({"nodes": True}, InputError, "nodes"),
         ({"store": 3}, InputError, "path"),
+        ({"store": "nowhere"}, StoreError, "nowhere"),
         ({"tenant": "one"}, InputError, "no store"),
     ],
 )
-def test_start_checks_options(options: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_start_checks_options(
+    options: dict[str, Any], error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragspec.adapters.vllm._tokenizer", lambda model: None)
     with pytest.raises(error, match=said):
         Proposer(config(**options))
-
-
-def test_missing_stores_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragspec.adapters.vllm._tokenizer", lambda model: None)
-    with pytest.raises(StoreError):
-        Proposer(config(store=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.parametrize(

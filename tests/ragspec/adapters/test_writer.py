@@ -128,20 +128,18 @@ def test_a_model_without_a_template_is_refused_unless_one_is_passed() -> None:
 
 def test_models_that_contradict_themselves_are_refused() -> None:
     engine = chatting.engine()
-    with pytest.raises(InputError, match="got neither of model and engine"):
-        HostWriter()
-    with pytest.raises(InputError, match="got both of model and engine"):
-        HostWriter(model="starter", engine=engine)
-    with pytest.raises(InputError, match="expected an Engine"):
-        HostWriter(engine=engine.target)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="max_batch_size is -1"):
-        HostWriter(model="starter", max_batch_size=-1)
-    with pytest.raises(InputError, match="got drafter with an engine"):
-        HostWriter(engine=engine, drafter="context")
-    with pytest.raises(InputError, match="without a tokenizer"):
-        HostWriter(engine=Engine(tiny.model(), None, None))
-    with pytest.raises(InputError, match="got max_batch_size with an engine"):
-        HostWriter(engine=engine, max_batch_size=2)
+    wrong: dict[str, dict[str, Any]] = {
+        "got neither of model and engine": {},
+        "got both of model and engine": {"model": "starter", "engine": engine},
+        "expected an Engine": {"engine": engine.target},
+        "max_batch_size is -1": {"model": "starter", "max_batch_size": -1},
+        "got drafter with an engine": {"engine": engine, "drafter": "context"},
+        "without a tokenizer": {"engine": Engine(tiny.model(), None, None)},
+        "got max_batch_size with an engine": {"engine": engine, "max_batch_size": 2},
+    }
+    for message, inputs in wrong.items():
+        with pytest.raises(InputError, match=message):
+            HostWriter(**inputs)
     assert HostWriter(engine=engine, drafter="auto").engine is engine
     assert HostWriter("starter", drafter=None).engine.drafter is None
 

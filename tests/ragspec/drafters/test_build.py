@@ -149,8 +149,6 @@ def test_one_coupled_drafter_makes_all_coupled() -> None:
 
 DELEGATE_REQUEST = DraftRequest((1, 2), 20)
 DELEGATE_PLACE = DraftContext([1, 2], 2, 50)
-
-
 HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
     "select": lambda one, other: Select([one, other]),
     "hierarchy": lambda one, other: HierarchyDrafter(one, other, lookahead=False),

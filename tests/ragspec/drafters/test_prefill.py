@@ -86,13 +86,6 @@ class StepsAlone(Drafter, DraftSession):
         self.paths.append(step.path)
 
 
-class Silent(DraftSession):
-    """A session that learns nothing, so that it says nothing about learning."""
-
-    def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        return DraftTree.chain([1][:budget], "silent")
-
-
 HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
     "fuse": lambda one, two: Fuse([one, two]),
     "fuse of fuses": lambda one, two: Fuse([Fuse([one], "a"), Fuse([two], "b")]),
@@ -104,9 +97,8 @@ HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
 
 
 def generate(drafter: Drafter) -> None:
-    result = Engine(tiny.model("llama", dtype=torch.float64), drafter=drafter, budget=3).generate(
-        PROMPT, max_new_tokens=4, ignore_eos=True
-    )
+    engine = Engine(tiny.model("llama", dtype=torch.float64), drafter=drafter, budget=3)
+    result = engine.generate(PROMPT, max_new_tokens=4, ignore_eos=True)
     assert result.report.faults == {}
 
 
@@ -191,11 +183,6 @@ def test_the_sessions_of_the_library_understand_what_they_request(drafter: Draft
         session.observe_prefill(prefill)
     session.observe(Step(DraftTree.empty(), (), (5,), best=TopTokens.of(best.there()[:1])))
     assert session.faults == {}
-
-
-def test_a_session_may_leave_out_what_it_does_not_learn() -> None:
-    session: DraftSession = Silent()
-    session.observe(Step(session.propose(DraftContext([1], 1, 5), 4), (), (2,)))
 
 
 @pytest.mark.parametrize("best", [True, False])

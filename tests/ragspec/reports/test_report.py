@@ -19,9 +19,8 @@ from ragspec.trees.draft_tree import DraftTree
 from tests.support import tiny
 
 
-def two_source_step() -> Step:
-    """Two branches below the root: 5 -> 6 of "context", 7 of "model"; 5 and 6 are accepted."""
-    tree = DraftTree(
+def built() -> Report:
+    tree = DraftTree(  # below the root: 5 -> 6 of "context", and 7 of "model"
         tokens=np.array([5, 7, 6]),
         parents=np.array([-1, -1, 0]),
         accept_prob=np.ones(3, np.float32),
@@ -30,12 +29,8 @@ def two_source_step() -> Step:
         sources=("context", "model"),
     )
     times = {"draft": 0.5, "verify": 4.0, "commit": 0.25, "host": 0.25}
-    return Step(tree, (0, 2), (5, 6, 8), times)
-
-
-def built() -> Report:
     steps = [
-        two_source_step(),
+        Step(tree, (0, 2), (5, 6, 8), times),
         Step(DraftTree.empty(), (), (9,), {"verify": 3.0}),
         Step(DraftTree.chain([1, 2, 3], "model"), (0, 1, 2), (1, 2), {"verify": 3.0}),
     ]

@@ -30,15 +30,11 @@ def generation_of(
 
 def run(*more: Step) -> Generation:
     tree = DraftTree.chain(list(b"\xa9lo"), "context", origin=[(1, 7), (1, 8), (1, 9)])
+    guess = DraftTree.chain([101], "model", accept_prob=[0.25])
     times = {"draft": 1.0, "verify": 5.0}
     steps = [
         Step(DraftTree.empty(), (), tuple(b"H"), {"verify": 4.0}),
-        Step(
-            DraftTree.chain([101], "model", accept_prob=[0.25]),
-            (0,),
-            tuple("eé".encode()[:2]),
-            times,
-        ),
+        Step(guess, (0,), tuple("eé".encode()[:2]), times),
         Step(tree, (0, 1), (0xA9, *b"lo"), times),
         *more,
     ]
@@ -148,8 +144,6 @@ DAMAGE: dict[str, tuple[Any, ...]] = {
     "parents": ([-1, 0], [0, 1, 2], [-1, 0, 9]),
     "accept_prob": ([1.0], [1.0, float("nan"), 1.0]),
 }
-
-
 VOCABULARIES: tuple[Any, ...] = ([], {"x": "y"})
 CHANGES = [(3, {name: value}) for name, each in DAMAGE.items() for value in each]
 CHANGES += [(0, {"vocabulary": value}) for value in VOCABULARIES]

@@ -234,7 +234,7 @@ def test_later_rounds_begin_where_there_is_something_to_learn() -> None:
         torch.testing.assert_close(result[number][:, number:], sound, atol=1e-5, rtol=1e-4)
 
 
-MIXED = [tiny.prompt(n, vocab_size=heads.VOCAB, seed=n) for n in (9, 24, 5, 17)]
+MIXED = [text(n, seed=n) for n in (9, 24, 5, 17)]
 
 
 def test_states_are_those_of_the_target_and_padding_is_marked() -> None:
@@ -263,19 +263,14 @@ def test_copies_are_separate_rows(scale: float) -> None:
 
 
 def test_texts_with_too_many_logits_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def limit(logits: int) -> None:
-        monkeypatch.setattr("ragspec.verification.tree_session.MOST_LOGITS", logits * heads.VOCAB)
-        monkeypatch.setattr("ragspec.training.batches.MOST_LOGITS", logits * heads.VOCAB)
-
-    chunks = [tiny.prompt(24, vocab_size=heads.VOCAB, seed=seed) for seed in range(4)]
+    chunks = [text(24, seed) for seed in range(4)]
     whole = StateReader(target(), chunks).read(range(4))
-    limit(2 * 24)
-    parts = StateReader(target(), chunks).read(range(4))
-    torch.testing.assert_close(parts.states, whole.states, atol=1e-6, rtol=1e-2)
-    limit(6)
-    ends = StateReader(target(), chunks).read(range(4))
-    torch.testing.assert_close(ends.states, whole.states, atol=1e-6, rtol=1e-2)
-    torch.testing.assert_close(ends.embedded, whole.embedded)
+    for logits in (2 * 24, 6):  # whole texts in parts, and their ends alone
+        for module in ("verification.tree_session", "training.batches"):
+            monkeypatch.setattr(f"ragspec.{module}.MOST_LOGITS", logits * heads.VOCAB)
+        parts = StateReader(target(), chunks).read(range(4))
+        torch.testing.assert_close(parts.states, whole.states, atol=1e-6, rtol=1e-2)
+        torch.testing.assert_close(parts.embedded, whole.embedded)
 
 
 @pytest.mark.parametrize("room", [0, 64 * 32, 1 << 20])

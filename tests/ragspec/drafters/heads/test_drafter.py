@@ -9,7 +9,6 @@ import torch
 from ragspec import Engine, Sampling
 from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.drafters.heads.drafter import HeadDrafter, HeadSession
-from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
@@ -63,8 +62,7 @@ def test_the_text_stays_as_it_is(form: str, settings: str, batch: int) -> None:
 def test_steps_of_fixed_shape_draft_as_usual_forwards_do(head: str, every: int, form: str) -> None:
     target = CausalTarget(text_model())
     tokens = range(0, target.vocab_size, every) if every > 1 else None
-    fresh = fresh_head(target, torch.Generator().manual_seed(1), form=head, tokens=tokens)
-    fresh.to(target.dtype).eval()
+    fresh = heads.fresh(target, 1, form=head, tokens=tokens)
 
     def drafted(static: str) -> list[Any]:
         instance = HeadDrafter(fresh, target, static=static, min_expected_gain=0.0, **FORMS[form])
@@ -91,7 +89,7 @@ def test_a_head_without_steps_of_fixed_shape_says_why(
     for name, value in broken.items():
         monkeypatch.setattr(f"ragspec.drafters.heads.cache.{name}", value)
     target = heads.picture_target() if guided else CausalTarget(heads.model())
-    head = fresh_head(target, torch.Generator().manual_seed(1), form=form)
+    head = heads.fresh(target, 1, form=form)
     session = HeadDrafter(head, target, static="eager").open(DraftRequest((1, 2), heads.VOCAB))
     assert session.cache.model.static[:5] == "off: " and reason in session.cache.model.static
 

@@ -23,9 +23,8 @@ from ragspec.trees.operations import depths
 from ragspec.verification.causal import CausalTarget
 from tests.ragspec.drafters.heads import test_slots
 from tests.support import heads, published_heads, tiny
-from tests.support.published_heads import DRAFTED, IDS, INPUTS, TOKENS, H, V, spread
+from tests.support.published_heads import DRAFTED, IDS, INPUTS, TOKENS, Checkpoint, H, V, spread
 
-Checkpoint = tuple[dict[str, Any], dict[str, torch.Tensor]]
 LAYOUTS: dict[str, Callable[[], Checkpoint]] = {
     "eagle1 with a bias": partial(published_heads.eagle1, True),
     "eagle1": partial(published_heads.eagle1, False),

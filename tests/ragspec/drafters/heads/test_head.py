@@ -75,23 +75,20 @@ def test_a_head_may_be_saved_in_half_the_room(tmp_path: Path) -> None:
     kinds: dict[str, Any] = {"whole": None, "half": torch.bfloat16, "quarter": "int8"}
     for name, dtype in kinds.items():
         save_head(head, tmp_path / name, dtype)
-    whole, half, quarter = (
-        (tmp_path / name / WEIGHTS).stat().st_size for name in ("whole", "half", "quarter")
-    )
-    assert half < 0.6 * whole and quarter < 0.4 * whole
+    whole, half, small = ((tmp_path / name / WEIGHTS).stat().st_size for name in kinds)
+    assert half < 0.6 * whole and small < 0.4 * whole
     opened = open_head(tmp_path / "half")
     assert opened.fc.weight.dtype == torch.float32
     torch.testing.assert_close(opened.fc.weight, head.fc.weight.detach().bfloat16().float())
-    small = open_head(tmp_path / "quarter")
-    assert torch.equal(small.layers.layers[0].post_attention_layernorm.weight, torch.ones(32))
-    before, after = BlockLinear.of(head.fc), BlockLinear.of(small.fc)  # rounded no second time
-    weight = small.fc.weight.detach()
+    read = open_head(tmp_path / "quarter")
+    assert torch.equal(read.layers.layers[0].post_attention_layernorm.weight, torch.ones(32))
+    before, after = BlockLinear.of(head.fc), BlockLinear.of(read.fc)  # rounded no second time
+    weight = read.fc.weight.detach()
     assert float((before.weight - weight).abs().max()) < float(before.scales.max())
     assert torch.equal(after.weight, weight)
-    save_head(small, tmp_path / "again", "int8")
-    assert (tmp_path / "again" / WEIGHTS).read_bytes() == (
-        tmp_path / "quarter" / WEIGHTS
-    ).read_bytes()
+    save_head(read, tmp_path / "again", "int8")
+    again, quarter = (tmp_path / name / WEIGHTS for name in ("again", "quarter"))
+    assert again.read_bytes() == quarter.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -176,8 +173,7 @@ def test_tokens_are_preserved_with_the_head_and_checked(tmp_path: Path) -> None:
     for wrong in ([5, 2, 11], [2, 2, 11], [2, 5, heads.VOCAB], [-1, 2, 5]):
         weights = load_file(tmp_path / WEIGHTS)
         weights["d2t"] = torch.tensor(wrong) - torch.arange(3)
-        save_file(
-            {name: each for name, each in weights.items() if name != "t2d"}, tmp_path / WEIGHTS
-        )
+        weights.pop("t2d", None)
+        save_file(weights, tmp_path / WEIGHTS)
         with pytest.raises(ModelError, match="no increasing ids"):
             open_head(tmp_path)

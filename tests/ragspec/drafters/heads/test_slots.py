@@ -233,12 +233,10 @@ def test_training_pays_in_every_form(form: str, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_trained_or_drafted_is_refused(tmp_path: Path) -> None:
-    published_heads.write(tmp_path, *published_heads.dflash("dspark"))
-    with pytest.raises(InputError, match="a Markov part, which cannot be trained"):
-        HeadTrainer(target(), [[1, 2, 3, 4]], HeadTraining(), head=open_head(tmp_path))
-    published_heads.write(tmp_path, *published_heads.dflash("dflash"))
-    with pytest.raises(InputError, match="layers with windows"):
-        HeadTrainer(target(), [[1, 2, 3, 4]], HeadTraining(), head=open_head(tmp_path))
+    for kind, part in (("dspark", "a Markov part"), ("dflash", "layers with windows")):
+        published_heads.write(tmp_path, *published_heads.dflash(kind))
+        with pytest.raises(InputError, match=f"{part}, which cannot be trained"):
+            HeadTrainer(target(), [[1, 2, 3, 4]], HeadTraining(), head=open_head(tmp_path))
     with pytest.raises(InputError, match="depth=2 for a head that does not read its own output"):
         HeadTrainer(target(), [[1, 2, 3, 4]], HeadTraining(form="medusa", depth=2))
     with pytest.raises(InputError, match="for a head of medusa, which drafts all"):

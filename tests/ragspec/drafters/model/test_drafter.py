@@ -93,9 +93,8 @@ def test_the_text_is_that_of_plain_decoding(settings: str, width: int) -> None:
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
 def test_a_model_that_drafts_for_itself_has_every_chain_accepted(settings: str) -> None:
-    _, steps = write(
-        ModelDrafter(model(), width=1, min_expected_gain=0.0), SAMPLINGS[settings], new=29
-    )
+    drafter = ModelDrafter(model(), width=1, min_expected_gain=0.0)
+    _, steps = write(drafter, SAMPLINGS[settings], new=29)
     assert [len(step.path) for step in steps] == [0, 6, 6, 6, 6]
 
 
@@ -117,10 +116,9 @@ def test_a_draft_is_the_same_whether_the_cache_was_preserved_or_is_new(settings:
         context = DraftContext([*prompt, *plain[:at]], len(prompt), NEW - at)
         tree = selected.propose(context, 8)
         fresh = drafter.open(request)
-        assert isinstance(selected._growth, CoupledGrowth) and isinstance(
-            fresh._growth, CoupledGrowth
-        )
-        fresh._growth.error = selected._growth.error
+        new, old = fresh._growth, selected._growth
+        assert isinstance(new, CoupledGrowth) and isinstance(old, CoupledGrowth)
+        new.error = old.error
         assert same(tree, fresh.propose(context, 8))
         emitted = tuple(plain[at : at + 1 + at % 3])
         selected.observe(Step(DraftTree.empty(), (), emitted))

@@ -30,8 +30,6 @@ from tests.support.sessions import follow, prefill, static_session
 
 SHAPE = TreeShape.by_rank((3, 4, 3, 1))
 STEPS = 50
-
-
 NAMES = ("llama", "qwen3", "gemma3_text", "starter-draft")  # the third has layers of two windows
 
 

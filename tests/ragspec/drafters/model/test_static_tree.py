@@ -154,14 +154,13 @@ def test_walk_stays_exact_and_a_budget_bounds() -> None:
     sampling = Sampling(temperature=1.0, seed=3)
     options: Options = {"max_new_tokens": image_models.SIDE**2, "ignore_eos": True}
     plain = Engine(target, None, drafter=None).generate(target.prompt(1), sampling, **options)
-    fast = Engine(target, None, drafter=ModelDrafter(draft(1), mode="deterministic"), budget=8)
+    blind = ModelDrafter(draft(1), mode="deterministic")
+    fast = Engine(target, None, drafter=blind, budget=8)
     out = fast.generate(target.prompt(1), sampling, **options)
     assert out.tokens == plain.tokens and out.label == "exact"
     book = torch.randn(image_models.BOOK, 4, generator=torch.Generator().manual_seed(0))
     rule = Lantern(CodeNeighbours.build(book, 20), delta=0.5, tv_budget=0.4)
-    loose = Engine(
-        target, None, drafter=ModelDrafter(draft(1), mode="deterministic"), budget=8, rule=rule
-    )
+    loose = Engine(target, None, drafter=blind, budget=8, rule=rule)
     result = loose.generate(target.prompt(1), sampling, **options)
     assert result.label == "bounded(tv<=0.4)"
     assert 0.0 < sum(sum(step.excess) for step in result.steps) <= 0.4
