@@ -91,9 +91,19 @@ class ImageCall:
         return cls(**inputs)
 
     def seeds(self, count: int) -> list[int]:
-        """Return the seed of each image; raise InputError unless there is one, or one each."""
+        """Return the seed of each image; raise InputError unless there is one, or one each.
+
+        The first seeds from a generator do not depend on the number of images.
+        """
         if self.seed is None:
-            return seeds_of(self.generator, count)
+            source = torch.default_generator if self.generator is None else self.generator
+            generators = one_each(source, count, "generator")
+            if not all(isinstance(each, torch.Generator) for each in generators):
+                raise InputError(
+                    f"got generator={source!r}; expected a torch.Generator or several. Pass seed=0."
+                )
+            draws = (torch.randint(1 << 62, (1,), generator=g, device=g.device) for g in generators)
+            return [int(draw) for draw in draws]
         if (first := whole(self.seed)) is not None:
             return list(range(first, first + count))
         values = None if _is_one(self.seed) else [whole(each) for each in self.seed]  # type: ignore[union-attr]
@@ -114,8 +124,7 @@ class ImageCall:
     def fixed(self, raster: Raster, size: int) -> Tensor | None:
         """Return the fixed ones of `size` codes as an image's first tokens, i64 [n]; None for none.
 
-        Raises:
-            InputError: The codes are of another dtype or shape, out of range or too many.
+        Codes of another dtype or shape, out of range or too many raise InputError.
         """
         if (codes := self.codes) is None:
             return None
@@ -178,28 +187,6 @@ class PipelineOptions:
     def __post_init__(self) -> None:
         if self.min_expected_gain is not None:
             check_setting("min_expected_gain", self.min_expected_gain)
-
-
-def seeds_of(
-    generator: torch.Generator | Sequence[torch.Generator] | None, count: int
-) -> list[int]:
-    """Draw a seed for each image; the first seeds do not depend on the number of images.
-
-    Args:
-        generator: One for all images or one for each; None is torch's global one.
-
-    Raises:
-        InputError: The number of generators is wrong, or one is no torch.Generator.
-    """
-    source = torch.default_generator if generator is None else generator
-    generators = one_each(source, count, "generator")
-    if not all(isinstance(each, torch.Generator) for each in generators):
-        raise InputError(
-            f"got generator={generator!r}; expected a torch.Generator or several. Pass seed=0."
-        )
-    return [
-        int(torch.randint(1 << 62, (1,), generator=each, device=each.device)) for each in generators
-    ]
 
 
 def check_output_type(output_type: object) -> None:

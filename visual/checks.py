@@ -127,11 +127,9 @@ def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
     if isinstance(inputs, str) and re.fullmatch(r"-?\d{1,18}", inputs.strip()):
         inputs = int(inputs)
     if isinstance(inputs, str):
-        label = inputs.strip().lower()
-        results = [number for number, name in enumerate(names) if name.lower() == label]
-        results = results or [
-            n for n, name in enumerate(names) if name.lower().endswith(f"/{label}")
-        ]
+        label, lower = inputs.strip().lower(), [name.lower() for name in names]
+        results = [n for n, name in enumerate(lower) if name == label]
+        results = results or [n for n, name in enumerate(lower) if name.endswith(f"/{label}")]
         if len(results) == 1:
             return results[0]
         raise InputError(

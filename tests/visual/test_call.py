@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.visual.call import seeds_of, some
+from ragspec.visual.call import ImageCall, some
 from ragspec.visual.checks import class_number
 from ragspec.visual.families.llamagen import padded_features
+from tests.support.tiny_images import dice
 
 NAMES = ("wall/stone", "cat", "spell/fire", "item/fire")
 
@@ -43,10 +44,11 @@ def test_names_of_a_model_without_names_are_refused() -> None:
         class_number("cat", (), 10)
 
 
-def test_seeds_are_sampled_one_an_image_whatever_follows() -> None:
-    def dice() -> torch.Generator:
-        return torch.Generator().manual_seed(7)
+def seeds_of(generator: Any, count: int) -> list[int]:
+    return ImageCall(generator=generator).seeds(count)
 
+
+def test_seeds_are_sampled_one_an_image_whatever_follows() -> None:
     assert seeds_of(dice(), 5)[:2] == seeds_of(dice(), 2)
     assert seeds_of([dice(), dice()], 2) == [seeds_of(dice(), 1)[0]] * 2
     assert len(set(seeds_of(None, 20))) == 20
@@ -65,7 +67,7 @@ def test_without_a_generator_seeds_come_from_the_global_one() -> None:
         torch.manual_seed(3)
         again = [seeds_of(None, 2), seeds_of(None, 2)]
     assert first == again and first[0] != first[1]
-    assert first[0] == seeds_of(torch.Generator().manual_seed(3), 2)
+    assert first[0] == seeds_of(dice(3), 2)
 
 
 def test_features_stand_behind_their_padding() -> None:

@@ -247,8 +247,10 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             classes = config.num_classes
             wrong = inputs.dtype != torch.int64 or inputs.ndim != 1
             if wrong or bool(((inputs < 0) | (inputs > classes)).any()):
+                few = inputs.ndim == 1 and len(inputs) <= 8
+                got = inputs.tolist() if few else f"of {inputs.dtype}, {list(inputs.shape)}"
                 raise InputError(
-                    f"got class labels {_summary(inputs)}; expected whole numbers [B] from 0 to "
+                    f"got class labels {got}; expected whole numbers [B] from 0 to "
                     f"{classes - 1}, or {classes} for no class."
                 )
             labelled: Tensor = self.class_embedding(inputs.to(self._place))[:, None]
@@ -316,9 +318,3 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             past_key_values=past_key_values,
             hidden_states=(states,) if output_hidden_states else None,
         )
-
-
-def _summary(value: Tensor) -> str:
-    if value.ndim == 1 and len(value) <= 8:
-        return str(value.tolist())
-    return f"of {value.dtype} with shape {list(value.shape)}"

@@ -249,7 +249,9 @@ def _padded(view: TreeView, hidden: tuple[int, ...]) -> tuple[TreeView, tuple[in
 
 def _check(model: PreTrainedModel, table: ConditionTable, scale: float, interval: object) -> None:
     check_setting("guidance_scale", scale)
-    if interval is not None and not _is_interval(interval):
+    ends = interval if isinstance(interval, Sequence) else ()
+    whole = len(ends) == 2 and all(isinstance(end, Integral) for end in ends)
+    if interval is not None and not (whole and 0 <= ends[0] < ends[1]):
         raise InputError(
             f"guidance_interval is {interval!r}; expected whole numbers (first, last), "
             "0 <= first < last."
@@ -261,9 +263,3 @@ def _check(model: PreTrainedModel, table: ConditionTable, scale: float, interval
             "got condition embeddings that hold NaN or infinite numbers; expected finite ones. "
             "Check the features that they were made from (prompt_embeds), or use a wider dtype."
         )
-
-
-def _is_interval(interval: object) -> bool:
-    if not isinstance(interval, Sequence) or len(interval) != 2:
-        return False
-    return all(isinstance(end, Integral) for end in interval) and 0 <= interval[0] < interval[1]

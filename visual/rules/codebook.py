@@ -3,11 +3,6 @@
 Codes are compared as tokenizers look them up, L2-normalised for LlamaGen (arXiv 2406.06525); raw
 rows have other neighbours. Distances are computed once, in blocks, in float64; a rule only reads
 int32 rows. On normalised rows the order by L2 distance is the order by cosine.
-
-For a drafted code c and the target's distribution p a relaxed rule names the codes A(c), without c.
-If the target chooses one of them, it may emit c instead. The *mass* is p(A(c)). The relaxed
-distribution has p(c) + mass at c, nothing on A(c), and p elsewhere, so that its total variation
-from p is the mass.
 """
 
 from __future__ import annotations

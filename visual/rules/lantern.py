@@ -1,16 +1,17 @@
 """Relaxed acceptance as a walk with a neighbour relation: LANTERN, LANTERN++ and GSD.
 
 At a node the target samples its code t with its noise. If a child has t, the walk descends to it.
-Else, if t is one of the codes A(c) that a child c stands for (see `codebook`; children in tree
-order), it descends to c and so emits c in place of t. Else it emits t and stops.
+Else, if t is one of the codes A(c) that a child c stands for, beside c (children in tree order), it
+descends to c and so emits c in place of t. Else it emits t and stops. The *mass* is p(A(c)).
 
 For one deterministic candidate this has LANTERN's distribution (Jang et al., arXiv 2410.03355;
-LANTERN++: Park et al., arXiv 2502.06352) exactly: with probability p(c) + p(A(c)) the image goes on
-with c. Three properties are added. The choice is coupled to plain decoding: images of one seed are
-the same until a code is replaced, and bit for bit if nothing is relaxed. No draft distribution q is
-needed, so the rule judges any draft. P(emitted code is not t) bounds the total variation, so it is
-reported, and kept within a budget (see `tv_budget`). With several children the codes that they
-stand for add up: c deterministic candidates may spend c delta at a position.
+LANTERN++: Park et al., arXiv 2502.06352) exactly: p(c) + mass at c, nothing on A(c), and p
+elsewhere, so that its total variation from p is the mass. Three properties are added. The choice is
+coupled to plain decoding: images of one seed are the same until a code is replaced, and bit for bit
+if nothing is relaxed. No draft distribution q is needed, so the rule judges any draft. P(emitted
+code is not t) bounds the total variation, so it is reported, and kept within a budget (see
+`tv_budget`). With several children the codes that they stand for add up: c deterministic candidates
+may spend c delta at a position.
 
 For GSD's partition the cluster of the emitted code is always that of t: the distribution of the
 clusters is the target's. A greedy target has all its mass on t, so that LANTERN and LANTERN++ never
@@ -115,8 +116,7 @@ class RelaxedWalk(Rule):
         """
         if not self.relaxes:
             exact = Walk().judge(tree, target)
-            emitted = len(exact.path) + (exact.token is not None)
-            return Verdict(exact.path, exact.token, (0.0,) * emitted)
+            return replace(exact, excess=(0.0,) * (len(exact.path) + (exact.token is not None)))
         if len(tree):
             self.bounds &= tree.kind is DraftKind.DETERMINISTIC
             self.check_size(max(len(self.near), int(tree.tokens.max()) + 1))

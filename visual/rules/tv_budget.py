@@ -64,9 +64,6 @@ def position_excess(steps: Sequence[Step], label: str) -> NDArray[np.float64]:
 
     It is 0 if an exact rule measured nothing, NaN if another rule did not measure. The mean over
     positions is `Report.tv_excess`, the sum is the image's.
-
-    Args:
-        steps, label: Those of a `Generation`.
     """
     unknown = 0.0 if label.startswith("exact") else nan
     figures: list[float] = []
