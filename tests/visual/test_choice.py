@@ -22,7 +22,7 @@ from ragspec.visual.rules.by_name import make_rule
 from tests.support import tiny_images
 from tests.support.noisy import NoisyTrees
 
-LABELS = Conditions(torch.tensor([0, 2]))
+LABELS, WALK = Conditions(torch.tensor([0, 2])), Walk()
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def source(
-    drafter: Any, rule: Any, model: Any, folder: Any, mode: Any = None, gain: Any = None
+    drafter: Any, rule: Any = WALK, folder: Any = None, mode: Any = None, gain: Any = None
 ) -> Any:
-    family = LlamaGen(model, tiny_images.tokenizer(), folder)
+    family = LlamaGen(tiny_images.model(), tiny_images.tokenizer(), folder and find_folder(folder))
     return choose_drafter(drafter, family, PipelineOptions(None, mode or mode_for(rule), gain))
 
 
@@ -45,54 +45,53 @@ def target() -> ImageTarget:
     return ImageTarget(model, LABELS.table(model), 3.0, (0, 4))
 
 
+def drafters(drafter: Any, *inputs: Any) -> Any:
+    return source(drafter, *inputs).make(target(), LABELS)
+
+
 @pytest.mark.parametrize(
     ("inputs", "name"),
     [(None, None), ("auto", "jacobi"), ("head", "head"), (("model", "head"), "model+head")],
 )
 def test_what_drafts_has_a_name(inputs: Any, name: str | None, folder: Path) -> None:
-    assert source(inputs, Walk(), tiny_images.model(), find_folder(folder)).name == name
+    assert source(inputs, WALK, folder).name == name
 
 
 def test_a_draft_model_is_guided_as_the_target_is(folder: Path) -> None:
-    instance, parts = target(), find_folder(folder)
     for inputs in ("model", folder / "draft", str(folder / "draft")):
-        (drafter,) = source(inputs, Walk(), instance.model, parts).make(instance, LABELS)
-        assert drafter.kind is DraftKind.COUPLED
+        (drafter,) = drafters(inputs, WALK, folder)
         current = drafter.model
+        assert drafter.kind is DraftKind.COUPLED
         assert isinstance(current, ImageTarget) and current.copies == 2
         assert (current.guidance_scale, current.guidance_interval) == (3.0, (0, 4))
-        assert current.input_size == instance.input_size
+        assert current.input_size == target().input_size
 
 
 def test_the_rule_decides_how_a_model_drafts(folder: Path) -> None:
-    instance, parts = target(), find_folder(folder)
-    (result,) = source("model", ChainRejection(), instance.model, parts).make(instance, LABELS)
+    (result,) = drafters("model", ChainRejection(), folder)
     assert result.kind is DraftKind.SAMPLED
-    mode = "sampled-without-replacement"
-    (request,) = source("model", Walk(), instance.model, parts, mode).make(instance, LABELS)
+    (request,) = drafters("model", WALK, folder, "sampled-without-replacement")
     assert request.kind is DraftKind.SAMPLED_WITHOUT_REPLACEMENT
 
 
 def test_a_head_goes_on_from_the_target_of_the_call(folder: Path) -> None:
-    instance, parts = target(), find_folder(folder)
     for inputs in ("head", folder / "head"):
-        (result,) = source(inputs, Walk(), instance.model, parts).make(instance, LABELS)
+        (result,) = source(inputs, WALK, folder).make(instance := target(), LABELS)
         assert result.target is instance
 
 
 @pytest.mark.parametrize("name", ["model", "head"])
 def test_what_a_draft_reads_on_for_reaches_its_drafter(folder: Path, name: str) -> None:
-    instance, parts = target(), find_folder(folder)
     for inputs in (name, ["jacobi", name]):
-        drafters = source(inputs, Walk(), instance.model, parts, None, 0.5).make(instance, LABELS)
-        assert drafters[-1].settings.min_expected_gain == 0.5
+        last = drafters(inputs, WALK, folder, None, 0.5)[-1]
+        assert last.settings.min_expected_gain == 0.5
 
 
 @pytest.mark.parametrize(
-    ("rule", "kind"), [(Walk(), DraftKind.COUPLED), (ChainRejection(), DraftKind.SAMPLED)]
+    ("rule", "kind"), [(WALK, DraftKind.COUPLED), (ChainRejection(), DraftKind.SAMPLED)]
 )
 def test_jacobi_takes_the_form_that_the_rule_can_judge(rule: Walk, kind: DraftKind) -> None:
-    (result,) = source("jacobi", rule, tiny_images.model(), None).make(target(), LABELS)
+    (result,) = drafters("jacobi", rule)
     assert result.kind is kind
     assert result.width == tiny_images.SIDE
 
@@ -104,52 +103,47 @@ def test_every_rule_draws_with_the_usual_drafter(folder: Path, rule: str) -> Non
 
 
 def test_an_object_is_taken_as_it_is() -> None:
-    current = NoisyTrees({})
-    assert source(current, Walk(), tiny_images.model(), None).make(target(), LABELS) == [current]
-    small = tiny_images.model(layers=1)
-    (result,) = source(small, Walk(), tiny_images.model(), None).make(target(), LABELS)
+    current, small = NoisyTrees({}), tiny_images.model(layers=1)
+    assert drafters(current) == [current]
+    (result,) = drafters(small)
     assert result.model.model is small
 
 
 def test_what_cannot_draft_is_refused(folder: Path, tmp_path: Path) -> None:
-    model, parts = tiny_images.model(), find_folder(folder / "target")
-    with pytest.raises(errors.UnknownNameError, match="Did you mean 'jacobi'"):
-        source("jacobbi", Walk(), model, parts)
-    with pytest.raises(errors.ModelNotFoundError, match="nothing of that kind lies with"):
-        source("model", Walk(), model, parts)
-    with pytest.raises(errors.ModelNotFoundError, match="with the target"):
-        source("head", Walk(), model, None)
-    with pytest.raises(errors.ModelNotFoundError, match="no draft model at"):
-        source(tmp_path, Walk(), model, None)
-    with pytest.raises(errors.TokenizerMismatchError, match="vocab_size 30"):
-        source(tiny_images.model(codes=30), Walk(), model, None)
-    with pytest.raises(errors.InputError, match="as a drafter"):
-        source(3, Walk(), model, None)
-    (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(errors.ModelError, match="not a valid JSON"):
-        source(tmp_path, Walk(), model, None)
+    bare, broken = folder / "target", tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{", encoding="utf-8")
+    wrong: list[tuple[Any, Path | None, type[Exception], str]] = [
+        ("jacobbi", bare, errors.UnknownNameError, "Did you mean 'jacobi'"),
+        ("model", bare, errors.ModelNotFoundError, "nothing of that kind lies with"),
+        ("head", None, errors.ModelNotFoundError, "with the target"),
+        (tmp_path, None, errors.ModelNotFoundError, "no draft model at"),
+        (tiny_images.model(codes=30), None, errors.TokenizerMismatchError, "vocab_size 30"),
+        (3, None, errors.InputError, "as a drafter"),
+        (broken, None, errors.ModelError, "not a valid JSON"),
+    ]
+    for drafter, place, error, message in wrong:
+        with pytest.raises(error, match=message):
+            source(drafter, WALK, place)
 
 
 def test_several_drafters_are_fused(folder: Path) -> None:
-    instance = target()
-    several = source(["jacobi", "model"], Walk(), instance.model, find_folder(folder))
-    assert [each.name for each in several.make(instance, LABELS)] == ["jacobi", "model"]
+    several = source(["jacobi", "model"], WALK, folder)
+    assert [each.name for each in several.make(target(), LABELS)] == ["jacobi", "model"]
     assert several.first("model") is not None and several.first("head") is None
-    assert source([], Walk(), instance.model, None).make(instance, LABELS) == []
-    (alone,) = source(["jacobi"], Walk(), instance.model, None).make(instance, LABELS)
+    assert drafters([]) == []
+    (alone,) = drafters(["jacobi"])
     assert alone.name == "jacobi"
 
 
 def test_a_budget_of_variation_is_drafted_for_as_it_can_bound(folder: Path) -> None:
-    instance, parts = target(), find_folder(folder)
-    book = torch.randn(tiny_images.CODES, 4, generator=torch.Generator().manual_seed(0))
-    bounded = make_rule("lantern", book, tv_budget=0.5)
-    free = make_rule("lantern", book)
-    (drafter,) = source("auto", bounded, instance.model, parts).make(instance, LABELS)
+    book = torch.randn(tiny_images.CODES, 4, generator=tiny_images.dice(0))
+    bounded, free = make_rule("lantern", book, tv_budget=0.5), make_rule("lantern", book)
+    (drafter,) = drafters("auto", bounded, folder)
     assert drafter.kind is DraftKind.DETERMINISTIC
-    for rule in (free, Walk()):
-        (drafter,) = source("auto", rule, instance.model, parts).make(instance, LABELS)
+    for rule in (free, WALK):
+        (drafter,) = drafters("auto", rule, folder)
         assert (drafter.name, drafter.kind) == ("jacobi", DraftKind.COUPLED)
-    for rule, mode in ((bounded, "deterministic"), (Walk(), "sampled-without-replacement")):
+    for rule, mode in ((bounded, "deterministic"), (WALK, "sampled-without-replacement")):
         with pytest.raises(errors.InputError, match=f"{mode} drafts are needed"):
-            source("jacobi", rule, instance.model, parts, mode)
+            source("jacobi", rule, folder, mode)

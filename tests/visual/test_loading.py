@@ -33,12 +33,10 @@ def test_sets_lack_a_tokenizer_or_share_that_beside_them(folder: Path, tmp_path:
 
 
 def test_a_missing_model_says_what_was_tried(tmp_path: Path) -> None:
-    with pytest.raises(errors.ModelNotFoundError, match="Did you mean 'tiles'"):
-        find_folder("tile")
-    with pytest.raises(errors.ModelNotFoundError, match="holds neither config"):
-        find_folder(tmp_path)
-    with pytest.raises(errors.ModelNotFoundError, match="is no folder"):
-        find_folder(tmp_path / "absent")
+    absent = ((tmp_path, "holds neither config"), (tmp_path / "absent", "is no folder"))
+    for name, message in (("tile", "Did you mean 'tiles'"), *absent):
+        with pytest.raises(errors.ModelNotFoundError, match=message):
+            find_folder(name)
     with pytest.raises(errors.ModelNotFoundError, match=r"holds no config\.json"):
         LlamaGen.load_model(tmp_path)
 
@@ -73,14 +71,14 @@ def test_a_folder_of_another_kind_of_model_is_named(config: dict[str, str], tmp_
 def test_models_and_tokenizers_of_other_codes_are_refused() -> None:
     family = LlamaGen(tiny_images.model(), tiny_images.tokenizer())
     assert family.check_draft(tiny_images.model(layers=1)) and not family.check_draft("a model")
-    with pytest.raises(errors.TokenizerMismatchError, match="vocab_size 30"):
-        family.check_draft(tiny_images.model(codes=30))
-    with pytest.raises(errors.TokenizerMismatchError, match="condition 'features'"):
-        family.check_draft(tiny_images.model("features"))
-    fewer = tiny_images.model()
-    fewer.config.num_classes = 2
-    with pytest.raises(errors.TokenizerMismatchError, match="num_classes 2"):
-        family.check_draft(fewer)
+    other = {
+        "vocab_size 30": tiny_images.model(codes=30),
+        "condition 'features'": tiny_images.model("features"),
+        "num_classes 2": tiny_images.model(num_classes=2, id2label=None),
+    }
+    for message, draft in other.items():
+        with pytest.raises(errors.TokenizerMismatchError, match=message):
+            family.check_draft(draft)
 
 
 def test_names_of_classes_are_read_where_somebody_gave_them() -> None:

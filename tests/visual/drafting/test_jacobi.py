@@ -1,7 +1,7 @@
 """Jacobi drafts: the coupled form leaves every code as it is, the sampled form leaves the law."""
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
-from ragspec.visual.drafting.jacobi import _RATES, _SECOND, JacobiDrafter, JacobiSession
+from ragspec.visual.drafting.jacobi import _RATES, _SECOND, Form, JacobiDrafter, JacobiSession
 from tests.support import image_models, tiny
 from tests.support.distributions import Distributions, DistributionTarget, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
@@ -25,6 +25,8 @@ from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity
 from tests.support.loops import draft_request
 
 PROMPT = (7, 7)
+FORMS = get_args(Form)
+LONG: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
 
 
 def session(drafter: JacobiDrafter, vocab: int = 50) -> Any:
@@ -47,21 +49,20 @@ def test_the_coupled_form_writes_what_plain_decoding_writes(
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_pictures_stay_as_they_are(scale: float) -> None:
     instance = image_models.target(image_models.model("features"), scale)
-    sampling = Sampling(temperature=1.0, top_k=12, seed=3)
-    engine = Engine(instance, drafter=JacobiDrafter(5, width=image_models.SIDE), budget=5)
+    sampling, whole = Sampling(temperature=1.0, top_k=12, seed=3), LONG | {"max_new_tokens": 16}
+    coupled, sampled = (JacobiDrafter(5, form, width=image_models.SIDE) for form in FORMS)
+    engine = Engine(instance, drafter=coupled, budget=5)
     for row in range(image_models.CLASSES):
-        sample = engine.generate(instance.prompt(row), sampling, max_new_tokens=16, ignore_eos=True)
+        sample = engine.generate(instance.prompt(row), sampling, **whole)
         assert sample.tokens == image_models.plain(instance.model, row, sampling, 3, scale=scale)
         assert not sample.report.faults
-    sampled = JacobiDrafter(5, "sampled", width=image_models.SIDE)
-    sample = Engine(instance, drafter=sampled, budget=5, rule="rejection").generate(
-        instance.prompt(0), sampling, max_new_tokens=16, ignore_eos=True
-    )
+    other = Engine(instance, drafter=sampled, budget=5, rule="rejection")
+    sample = other.generate(instance.prompt(0), sampling, **whole)
     assert len(sample.tokens) == 16
     assert not sample.report.faults
 
 
-@pytest.mark.parametrize("form", ["coupled", "sampled"])
+@pytest.mark.parametrize("form", FORMS)
 def test_rows_that_end_with_a_token_end_so_before_any_forward_has_visible_it(form: Any) -> None:
     opened = session(JacobiDrafter(8, form, width=4, end=19))
     assert opened.propose(at([5]), 8).tokens.tolist() == [5, 5, 19, 5, 5, 5, 19, 5]
@@ -69,11 +70,9 @@ def test_rows_that_end_with_a_token_end_so_before_any_forward_has_visible_it(for
 
 @pytest.mark.parametrize("drafter", [JacobiDrafter(8), [JacobiDrafter(5), "context"]])
 def test_it_saves_forwards_where_distributions_hardly_depend_on_last_codes(drafter: Any) -> None:
-    model = faint()
-    options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
-    sampling = Sampling(temperature=1.0, seed=4)
-    plain = Engine(model, drafter=None).generate(PROMPTS[0], sampling, **options)
-    drafted = Engine(model, drafter=drafter, budget=8).generate(PROMPTS[0], sampling, **options)
+    model, sampling = faint(), Sampling(temperature=1.0, seed=4)
+    plain = Engine(model, drafter=None).generate(PROMPTS[0], sampling, **LONG)
+    drafted = Engine(model, drafter=drafter, budget=8).generate(PROMPTS[0], sampling, **LONG)
     assert drafted.tokens == plain.tokens
     assert len(drafted.steps) < 0.7 * len(plain.steps)
 
@@ -88,9 +87,7 @@ def faint() -> Any:
 
 def test_the_sampled_form_is_of_use_too() -> None:
     engine = Engine(faint(), drafter=JacobiDrafter(8, "sampled"), budget=8, rule="rejection")
-    result = engine.generate(
-        PROMPTS[0], Sampling(temperature=1.0, seed=4), max_new_tokens=40, ignore_eos=True
-    )
+    result = engine.generate(PROMPTS[0], Sampling(temperature=1.0, seed=4), **LONG)
     assert len(result.steps) < 30
     assert {step.tree.kind for step in result.steps[1:] if len(step.tree)} == {DraftKind.SAMPLED}
     assert result.label == "exact-for(distribution)"
@@ -187,7 +184,7 @@ def test_windows_end_with_budget_and_picture() -> None:
     assert len(session(JacobiDrafter(8, "sampled")).propose(at([1], left=1), 9)) == 0
 
 
-class ProgressCallback:
+class NumberedView:
     """A view that answers 100 + node, and next best 50, 49, ... + node."""
 
     noise = NoiseStream(0)
@@ -200,7 +197,7 @@ def test_codes_behind_the_text_come_from_the_last_forward() -> None:
     opened = session(JacobiDrafter(4), vocab=200)
     tree = opened.propose(at([1]), 9)
     assert tree.tokens.tolist() == [1, 1, 1, 1]
-    opened.observe(Step(tree, (0,), (1, 5), view=ProgressCallback()))  # type: ignore[arg-type]
+    opened.observe(Step(tree, (0,), (1, 5), view=NumberedView()))  # type: ignore[arg-type]
     # Indices 3 and 4 were thought of at nodes 1, 2 and 3 (indices 3, 4, 5); 6 is fresh.
     assert opened.propose(at([1, 1, 5]), 9).tokens.tolist() == [101, 102, 103, 103]
 
@@ -209,7 +206,7 @@ def test_next_best_codes_stand_beside_the_chain_where_there_is_room() -> None:
     opened = session(JacobiDrafter(3, branches=1), vocab=200)
     tree = opened.propose(at([1]), 9)
     assert len(tree) == 3, "nothing is known of fresh positions"
-    opened.observe(Step(tree, (), (7,), view=ProgressCallback()))  # type: ignore[arg-type]
+    opened.observe(Step(tree, (), (7,), view=NumberedView()))  # type: ignore[arg-type]
     for budget, size in ((9, 6), (4, 4), (3, 3)):
         tree = opened.propose(at([1, 7]), budget)
         check(tree, 200)
@@ -219,7 +216,7 @@ def test_next_best_codes_stand_beside_the_chain_where_there_is_room() -> None:
     assert tree.parents.tolist()[3:] == [-1, 0, 1]
     assert tree.tokens.tolist()[3:] == [50, 51, 52]
     before = float(tree.accept_prob[3])
-    opened.observe(Step(tree, (3,), (50, 9), view=ProgressCallback()))  # type: ignore[arg-type]
+    opened.observe(Step(tree, (3,), (50, 9), view=NumberedView()))  # type: ignore[arg-type]
     assert opened._seconds[0] > _SECOND
     assert before == pytest.approx((1.0 - _RATES[1]) * _SECOND)
 
@@ -229,7 +226,7 @@ def test_branches_save_forwards() -> None:
     for branches in (0, 2):
         engine = Engine(model, drafter=JacobiDrafter(5, branches=branches), budget=9)
         sampling = Sampling(temperature=1.0, n=8, seed=4)
-        sample = engine.generate(PROMPTS[0], sampling, max_new_tokens=40, ignore_eos=True)
+        sample = engine.generate(PROMPTS[0], sampling, **LONG)
         lengths.append(sum(len(row.steps) for row in sample))
     assert lengths[1] < 0.97 * lengths[0]
 
@@ -238,7 +235,7 @@ def test_it_finds_its_codes_among_those_of_others() -> None:
     opened = session(JacobiDrafter(3), vocab=200)
     opened.propose(at([1]), 9)
     mixed = DraftTree.build([8, 1, 9, 1, 4], [-1, -1, 0, 1, 3], "mixed", kind=DraftKind.COUPLED)
-    opened.observe(Step(mixed, (), (8,), view=ProgressCallback()))  # type: ignore[arg-type]
+    opened.observe(Step(mixed, (), (8,), view=NumberedView()))  # type: ignore[arg-type]
     assert opened.propose(at([1, 8]), 9).tokens.tolist() == [101, 103, 103]
 
 
@@ -269,11 +266,8 @@ def test_a_fused_sampled_window_is_refused() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"window": 0},
-        {"form": "greedy"},
-        {"width": 0},
-        {"branches": -1},
-        {"form": "sampled", "branches": 1},
+        *({"window": 0}, {"form": "greedy"}, {"width": 0}),
+        *({"branches": -1}, {"form": "sampled", "branches": 1}),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:

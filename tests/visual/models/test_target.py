@@ -1,6 +1,8 @@
 """Image targets: what guidance and trees give is what plain decoding without a cache gives."""
 
 import math
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +22,12 @@ SAMPLED = Sampling(temperature=1.0, top_k=12, seed=3)
 CONDITIONS = pytest.mark.parametrize("condition", ["class", "features"])
 
 
+def engine_of(target: ImageTarget | None = None, drafter: Any = None, budget: Any = 6) -> Engine:
+    """Return an engine over a target, None for one of classes; it decodes plainly by default."""
+    target = image_models.target(image_models.model()) if target is None else target
+    return Engine(target, None, drafter=drafter, budget=budget)
+
+
 def draw(engine: Engine, rows: Any, sampling: Sampling = SAMPLED, count: int = ALL) -> Any:
     target = engine.target
     assert isinstance(target, ImageTarget)
@@ -37,52 +45,43 @@ def test_trees_draw_what_two_forwards_over_everything_draw(condition: str, scale
         tuple(target.prompt(row)): image_models.plain(target.model, row, SAMPLED, 3, scale=scale)
         for row in range(image_models.CLASSES)
     }
-    plain = Engine(target, None, drafter=None)
-    engine = Engine(target, None, drafter=NoisyTrees(truth), budget=9)
+    plain, engine = engine_of(target), engine_of(target, NoisyTrees(truth), 9)
     for row in range(image_models.CLASSES):
         sample = draw(engine, row)
         assert sample.tokens == draw(plain, row).tokens == truth[tuple(target.prompt(row))]
-        assert any(
-            len(set(step.tree.parents)) < len(step.tree) for step in sample.steps
-        )  # branches
+        trees = [step.tree for step in sample.steps]
+        assert any(len(set(tree.parents)) < len(tree) for tree in trees)  # branches
         assert len(sample.steps) < ALL // 2 + 2
         assert sample.label == "exact"
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize(
-    "sampling", [SAMPLED, Sampling(temperature=0.0)], ids=["sampled", "greedy"]
-)
+@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=0.0)], ids=str)
 @pytest.mark.parametrize("drafted", [False, True])
 def test_prompts_may_differ_in_length(scale: float, sampling: Sampling, drafted: bool) -> None:
-    model = image_models.model("features")
-    paddings = (2, 0, 1)
+    model, paddings = image_models.model("features"), (2, 0, 1)
     target = image_models.target(model, scale, padding=paddings)
-    seeds = [sampling.seed] if isinstance(sampling.seed, int) else [7]
-    seeded = Sampling(temperature=sampling.temperature, top_k=sampling.top_k, seed=seeds * 3)
+    seed = sampling.seed if isinstance(sampling.seed, int) else 7
+    seeded, alone = replace(sampling, seed=[seed] * 3), replace(sampling, seed=seed)
+    plain = partial(image_models.plain, model, scale=scale)
     truth = {
-        tuple(target.prompt(row)): image_models.plain(
-            model, row, seeded, seeds[0], scale=scale, padding=padding
-        )
+        tuple(target.prompt(row)): plain(row, seeded, seed, padding=padding)
         for row, padding in enumerate(paddings)
     }
-    unpadded = image_models.plain(model, 0, seeded, seeds[0], scale=scale)
-    assert truth[tuple(target.prompt(0))] != unpadded  # so that it matters
-    engine = Engine(target, None, drafter=NoisyTrees(truth) if drafted else None, budget=9)
+    assert truth[tuple(target.prompt(0))] != plain(0, seeded, seed)  # so that it matters
+    engine = engine_of(target, NoisyTrees(truth) if drafted else None, 9)
     for sample, tokens in zip(draw(engine, [0, 1, 2], seeded), truth.values(), strict=True):
         assert sample.tokens == tokens
     for row, tokens in enumerate(truth.values()):  # and alone
-        alone = Sampling(temperature=sampling.temperature, top_k=sampling.top_k, seed=seeds[0])
         assert draw(engine, row, alone).tokens == tokens
 
 
 def test_a_draft_model_reads_a_padded_prompt_as_the_target_does() -> None:
     model, small = (image_models.model("features", layers=layers) for layers in (2, 1))
-    target = image_models.target(model, padding=(2, 0, 1))
-    current = ModelDrafter(image_models.target(model, padding=(2, 0, 1)), 4, 1, mode="coupled")
-    foreign = ModelDrafter(image_models.target(small, padding=(2, 0, 1)), 4, 1, mode="coupled")
-    for drafter, whole in ((current, True), (foreign, False)):
-        sample = draw(Engine(target, None, drafter=drafter, budget=6), [0, 1, 2])
+    target, *drafts = (image_models.target(m, padding=(2, 0, 1)) for m in (model, model, small))
+    for draft, whole in zip(drafts, (True, False), strict=True):
+        drafter = ModelDrafter(draft, 4, 1, mode="coupled")
+        sample = draw(engine_of(target, drafter), [0, 1, 2])
         for row, padding in enumerate((2, 0, 1)):
             expected = image_models.plain(model, row, SAMPLED, 3, padding=padding)
             assert sample[row].tokens == expected
@@ -101,7 +100,7 @@ def test_rows_of_a_batch_and_samples_of_a_prompt_do_not_disturb_each_other(condi
         tuple(target.prompt(row)): image_models.plain(model, row, sampling, 4 + row)
         for row in range(image_models.CLASSES)
     }
-    engine = Engine(target, None, drafter=NoisyTrees(truth), budget=6)
+    engine = engine_of(target, NoisyTrees(truth))
     for row, samples in enumerate(draw(engine, [0, 1, 2], sampling)):
         for number, sample in enumerate(samples):
             expected = image_models.plain(model, row, sampling, 4 + row, sample=number)
@@ -115,7 +114,7 @@ def test_a_smaller_model_drafts(condition: str, draft_scale: float) -> None:
     model = image_models.model(condition)
     small = image_models.target(image_models.model(condition, 7, layers=1), draft_scale)
     drafter = ModelDrafter(small, depth=3, width=2, min_expected_gain=0.0)
-    sample = draw(Engine(image_models.target(model), None, drafter=drafter, budget=6), 1)
+    sample = draw(engine_of(image_models.target(model), drafter), 1)
     assert sample.tokens == image_models.plain(model, 1, SAMPLED, 3)
     assert sample.report.label == "exact"
     assert sum(len(step.tree) for step in sample.steps) > ALL  # it did draft
@@ -156,8 +155,7 @@ def test_guidance_is_combined_before_processors() -> None:
     """A top-k over the conditional law and one over the guided law keep different codes."""
     model, scale = image_models.model(), 5.0
     greedy = Sampling(temperature=1.0, top_k=2, logit_bias={4: 2.0}, seed=8)
-    engine = Engine(image_models.target(model, scale), None, drafter=None)
-    sample = draw(engine, 0, greedy, 6).tokens
+    sample = draw(engine_of(image_models.target(model, scale)), 0, greedy, 6).tokens
     assert sample == image_models.plain(model, 0, greedy, 8, scale=scale, count=6)
     for index, code in enumerate(sample):
         distribution = image_models.guided(model, 0, sample[:index], scale)[-1]
@@ -183,7 +181,7 @@ def test_guidance_may_end_early() -> None:
     while len(truth) < ALL:
         truth.append(int(image_models.guided(model, 1, truth, 1.0)[-1].argmax()))
     for drafter in (None, NoisyTrees({tuple(target.prompt(1)): truth})):
-        assert draw(Engine(target, None, drafter=drafter, budget=6), 1, sampling).tokens == truth
+        assert draw(engine_of(target, drafter), 1, sampling).tokens == truth
 
 
 def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
@@ -192,15 +190,11 @@ def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
     full = image_models.table(model)
     target = ImageTarget(model, ConditionTable(full.conditions[:1, :2], full.partners[:2]), 3.0)
     assert target.max_length == ALL + 2
-    sample = draw(Engine(target, None, drafter=None), 0, count=3).tokens
+    sample = draw(engine_of(target), 0, count=3).tokens
     with torch.no_grad():
-        positions = torch.arange(1, 5)[None]
-        pair = [
-            model(
-                torch.tensor([sample[:2]]), condition_embeds=each[None, :2], position_ids=positions
-            ).logits[0, 1:]
-            for each in (full.conditions[0], full.partners)
-        ]
+        read = partial(model, torch.tensor([sample[:2]]), position_ids=torch.arange(1, 5)[None])
+        conditions = (full.conditions[0], full.partners)
+        pair = [read(condition_embeds=each[None, :2]).logits[0, 1:] for each in conditions]
     distribution = pair[1] + 3.0 * (pair[0] - pair[1])
     known = TokenDistribution(SAMPLED, NoiseStream(3), 0)
     assert known.select(distribution, [0, 1, 2]).tolist() == sample
@@ -214,34 +208,29 @@ def test_what_a_feature_head_reads_and_gives() -> None:
     torch.testing.assert_close(embedded[0, :3], image_models.table(model).conditions[1])
     torch.testing.assert_close(embedded[1, :3], image_models.table(model).partners)
     with torch.no_grad():
-        states = model(
-            inputs_embeds=embedded, output_hidden_states=True, use_cache=False
-        ).hidden_states[-1]
-        guided = target.head_logits(states, torch.arange(5)[None])
+        outputs = model(inputs_embeds=embedded, output_hidden_states=True, use_cache=False)
+        guided = target.head_logits(outputs.hidden_states[-1], torch.arange(5)[None])
     torch.testing.assert_close(guided[0, 2:], image_models.guided(model, 1, [4, 5]))
 
 
 def test_codes_beyond_the_picture_are_refused() -> None:
-    engine = Engine(image_models.target(image_models.model()), None, drafter=None)
     with pytest.raises(PromptTooLongError, match="17"):
-        draw(engine, 0, count=ALL + 1)
+        draw(engine_of(), 0, count=ALL + 1)
 
 
 @pytest.mark.parametrize("prompt", [[5], [24, 25], [24, 5, 25], [5, 24]])
 def test_prompts_without_their_condition_are_refused(prompt: list[int]) -> None:
-    engine = Engine(image_models.target(image_models.model()), None, drafter=None)
     with pytest.raises(InputError, match="condition ids"):
-        engine.generate(prompt, max_new_tokens=2)
+        engine_of().generate(prompt, max_new_tokens=2)
     with pytest.raises(InputError, match="expected 0 to 26"):
-        engine.generate([27], max_new_tokens=2)
+        engine_of().generate([27], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("settings", [{"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}])
 def test_penalties_that_count_the_prompt_are_refused(settings: dict[str, Any]) -> None:
-    engine = Engine(image_models.target(image_models.model()), None, drafter=None)
     with pytest.raises(SamplingError, match="frequency_penalty"):
-        draw(engine, 0, Sampling(temperature=1.0, **settings))
-    assert len(draw(engine, 0, Sampling(temperature=1.0, frequency_penalty=0.5)).tokens) == ALL
+        draw(engine_of(), 0, Sampling(temperature=1.0, **settings))
+    assert len(draw(engine_of(), 0, Sampling(temperature=1.0, frequency_penalty=0.5)).tokens) == ALL
 
 
 def test_bad_targets_are_refused() -> None:
@@ -265,5 +254,5 @@ def test_bad_targets_are_refused() -> None:
 def test_its_cost_can_be_measured_past_the_last_code() -> None:
     target = image_models.target(image_models.model())
     assert target.time_forward(64, 1) > 0.0
-    engine = Engine(target, None, drafter="context", budget="auto")
+    engine = engine_of(target, "context", "auto")
     assert draw(engine, 0).tokens == image_models.plain(target.model, 0, SAMPLED, 3)

@@ -1,5 +1,6 @@
 """The law of a relaxed walk is LANTERN's, and the figure it tells is the true variation."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from tests.support.distributions import Distributions, DistributionTarget, Grow,
 from tests.support.enumeration import enumerate_outcomes
 from tests.visual.rules.test_lantern import CODES, RELAXED, TABLE
 
+close = partial(pytest.approx, abs=1e-12)
+
 
 @pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
 def test_one_deterministic_candidate_gives_the_relaxed_distribution(rule: RelaxedWalk) -> None:
@@ -27,14 +30,10 @@ def test_one_deterministic_candidate_gives_the_relaxed_distribution(rule: Relaxe
         excess = codes.mass(p, among)
         result = codes.first_distribution(rule, distributions, codes.fixed(1))
         assert np.abs(result - codes.relaxed_distribution(p, code, among)).max() < 1e-12
-        assert codes.variation(result, p) == pytest.approx(excess, abs=1e-12)
-        assert codes.first_excess(rule, distributions, codes.fixed(1)) == pytest.approx(
-            excess, abs=1e-12
-        )
-        accepted = distributions.mean_length(rule, codes.fixed(1)) - distributions.mean_length(
-            Walk(), codes.fixed(1)
-        )
-        assert accepted == pytest.approx(excess, abs=1e-12)
+        assert codes.variation(result, p) == close(excess)
+        assert codes.first_excess(rule, distributions, codes.fixed(1)) == close(excess)
+        lengths = [distributions.mean_length(each, codes.fixed(1)) for each in (rule, Walk())]
+        assert lengths[0] - lengths[1] == close(excess)
         masses.append(excess)
     assert max(masses) > 0.02, "nothing was relaxed: the test shows nothing"
 
@@ -46,14 +45,12 @@ def test_with_siblings_the_excess_is_the_variation(rule: RelaxedWalk, width: int
         distributions = Distributions(CODES, seed)
         p, tree = codes.distribution_after(distributions), codes.fixed(width)
         excess = codes.first_excess(rule, distributions, tree)
-        assert codes.variation(
-            codes.first_distribution(rule, distributions, tree), p
-        ) == pytest.approx(excess, abs=1e-12)
+        result = codes.first_distribution(rule, distributions, tree)
+        assert codes.variation(result, p) == close(excess)
         gained = distributions.mean_length(rule, tree) - distributions.mean_length(Walk(), tree)
-        assert gained == pytest.approx(excess, abs=1e-12)
-        assert excess == codes.first_excess(rule, distributions, tree, seed=1), (
-            "depends on the noise"
-        )
+        assert gained == close(excess)
+        other = codes.first_excess(rule, distributions, tree, seed=1)
+        assert excess == other, "depends on the noise"
         if isinstance(rule, Lantern):
             assert excess <= width * 0.15
 

@@ -17,9 +17,8 @@ def test_its_mean_over_a_distribution_is_none_by_enumeration() -> None:
     for size in (1, 2, 30):
         distribution = torch.randn(size, generator=sample, dtype=torch.float64).mul(2.0).softmax(0)
         result = nll_gap_of(distribution.expand(size, -1), list(range(size)))
-        assert float(distribution @ torch.tensor(result, dtype=torch.float64)) == pytest.approx(
-            0.0, abs=1e-12
-        )
+        mean = float(distribution @ torch.tensor(result, dtype=torch.float64))
+        assert mean == pytest.approx(0.0, abs=1e-12)
         entropy = -float((distribution * distribution.log()).sum())
         for code, value in enumerate(result):
             assert value == pytest.approx(-float(distribution[code].log()) - entropy)

@@ -79,11 +79,7 @@ def test_the_mean_excess_bounds_what_enumeration_finds(tree: Grow, seed: int) ->
 @pytest.mark.parametrize("tree", [fixed(2, 1), fixed(1, 1, 1)])
 def test_a_budget_holds_for_every_picture_and_their_distribution(budget: Any, tree: Grow) -> None:
     total = budget.total if isinstance(budget, TVBudget) else budget
-    rules: list[RelaxedWalk] = [
-        Lantern(TABLE, delta=0.4, tv_budget=budget),
-        GSD(PARTITION, tv_budget=budget),
-    ]
-    for rule in rules:
+    for rule in (Lantern(TABLE, delta=0.4, tv_budget=budget), GSD(PARTITION, tv_budget=budget)):
         real, _, most = enumerated(rule, Distributions(CODES, 3), tree, 3)
         assert most <= total + 1e-12
         assert real <= total + 1e-12
@@ -98,9 +94,8 @@ def test_no_kind_of_draft_overspends(tree: Grow, total: float) -> None:
     spent = []
     for seed, positions in itertools.product(range(12), (None, 16)):
         rule = Lantern(TABLE, delta=0.5, tv_budget=TVBudget(total, positions))
-        _, excess, _ = draw_picture(
-            rule, Distributions(CODES, seed % 5), NoiseStream(seed), tree, 16
-        )
+        distributions, noise = Distributions(CODES, seed % 5), NoiseStream(seed)
+        _, excess, _ = draw_picture(rule, distributions, noise, tree, 16)
         running = np.cumsum(excess)
         assert running[-1] <= total + 1e-12
         if positions is not None:
@@ -158,18 +153,13 @@ def test_one_draft_of_another_kind_ends_the_bound() -> None:
 
 
 def test_a_budget_that_is_not_preserved_is_visible() -> None:
-    lax = broken(lantern, "left - spent, side", "left, side").Lantern(
-        TABLE, delta=0.5, tv_budget=0.1
-    )
-    forgetful = broken(lantern, "self.spent += spent", "pass").Lantern(
-        TABLE, delta=0.5, tv_budget=0.1
-    )
-    for rule in (lax, forgetful):
-        worst = 0.0
+    lax = broken(lantern, "left - spent, side", "left, side")
+    forgetful = broken(lantern, "self.spent += spent", "pass")
+    for where in (lax, forgetful):
+        rule, worst = where.Lantern(TABLE, delta=0.5, tv_budget=0.1), 0.0
         for seed in range(10):
-            _, excess, _ = draw_picture(
-                rule, Distributions(CODES, seed), NoiseStream(seed), fixed(3, 1), 8
-            )
+            distributions, noise = Distributions(CODES, seed), NoiseStream(seed)
+            _, excess, _ = draw_picture(rule, distributions, noise, fixed(3, 1), 8)
             worst = max(worst, sum(excess))
         assert worst > 0.1 + 1e-9
 
