@@ -56,12 +56,9 @@ def test_padded_prompts_follow_a_masked_reference(temperature: float, negatives:
     encoder = {"text_encoder": lambda texts: [known[text] for text in texts]}
     request = {"guidance_scale": 3.0, "temperature": temperature}
     beside = list("def"[:negatives]) or None
-    out, plain = (
-        opened(model, drafter, **encoder)(
-            list("abc"), negative_prompt=beside, generator=dice(), **request
-        )
-        for drafter in ("jacobi", None)
-    )
+    pipes = [opened(model, drafter, **encoder) for drafter in ("jacobi", None)]
+    call = {"prompt": list("abc"), "negative_prompt": beside, **request}
+    out, plain = (pipe(**call, generator=dice()) for pipe in pipes)
     for row, inputs in enumerate(current):
         negative = none[row % negatives] if negatives else None
         logits = partial(guided, model, inputs, negative)
@@ -83,11 +80,10 @@ def test_published_files_and_folders_are_opened(tmp_path: Path) -> None:
     folder = tiny_images.save(tmp_path / "folder")
     plain = ImagePipeline.from_pretrained(folder, None)
     opening: dict[str, Any] = {"family": "llamagen", "tokenizer": folder / "tokenizer"}
+    sizes = {"grid_size": SIDE, "num_attention_heads": 2}
     pipes = [
         ImagePipeline.from_pretrained(folder, "model"),
-        ImagePipeline.from_pretrained(
-            published(tmp_path), grid_size=SIDE, num_attention_heads=2, **opening
-        ),
+        ImagePipeline.from_pretrained(published(tmp_path), **sizes, **opening),
         ImagePipeline.from_pretrained(published(tmp_path), published(tmp_path, 1, 1), **opening),
     ]
     expected = plain(class_labels=[0, 2], generator=dice())
@@ -109,9 +105,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     for wrong in (3, 4, 2 * SIDE + 2, 0, "6"):
         with pytest.raises(InputError, match="expected 6 pixels, for which the model was made"):
             pipe(class_labels=0, width=wrong)
-    text = opened(
-        tiny_images.model("features"), text_encoder=lambda texts: features(*[2] * len(texts))
-    )
+    encoder = {"text_encoder": lambda texts: features(*[2] * len(texts))}
+    text = opened(tiny_images.model("features"), **encoder)
     with pytest.raises(InputError, match="3 negative prompts for 2"):
         text(["a", "b"], negative_prompt=["c", "d", "e"])
     assert text.model.config.vocab_size == CODES

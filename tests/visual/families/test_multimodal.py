@@ -60,11 +60,9 @@ def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor
             current, none = scores.chunk(2)
             return chosen(input_ids, none + SCALE * (current - none))
 
-    guided = {
-        "guidance_scale": 1.0,
-        "logits_processor": transformers.LogitsProcessorList([Guided()]),
-    }
-    sample: torch.Tensor = pipe.model.generate(**padded(pipe), **IMAGE, **guided)
+    last = transformers.LogitsProcessorList([Guided()])
+    inputs = {**padded(pipe), **IMAGE, "guidance_scale": 1.0, "logits_processor": last}
+    sample: torch.Tensor = pipe.model.generate(**inputs)
     return sample
 
 
@@ -248,7 +246,7 @@ def test_a_folder_holds_all_of_it_and_how_it_was_sampled_with(kind: str, tmp_pat
     assert (other.rule_name, other.batch_size) == ("exact", 4)
     other.save_pretrained(tmp_path / "three")  # the draft model, which is not in use, goes along
     assert ImagePipeline.from_pretrained(tmp_path / "three", "model").draft is not None
-    for wrong in {"janus", "emu3", "chameleon"} - {kind}:
+    for wrong in {*FAMILIES} - {kind}:
         with pytest.raises(errors.UnsupportedModelError, match=f"Use family='{kind}'"):
             ImagePipeline.from_pretrained(folder, family=wrong)
     (saved / "ragspec.json").write_text("[", encoding="utf-8")
@@ -297,13 +295,10 @@ def bare() -> Any:
 
 
 def test_chameleon_without_a_decoder_says_what_to_give() -> None:
-    pipe = ImagePipeline(
-        tiny_prompted.model("chameleon"), tiny_prompted.tokenizer("chameleon"), "jacobi"
-    )
+    pipe = opened("chameleon", vq=None)
     out = pipe("a cat", output_type="latent", generator=dice())
     assert torch.equal(out.images, out.codes)
-    calls: list[tuple[Any, Any]] = [(pipe, "a cat"), (pipe.decode, out.codes)]
-    for image, inputs in calls:
+    for image, inputs in ((pipe, "a cat"), (pipe.decode, out.codes)):
         with pytest.raises(errors.ModelError, match=r"vq=PATH.*vqgan\.ckpt"):
             image(inputs)
     decoder = VQTokenizer(tiny_prompted.chameleon_vq(), normalised=False)
@@ -314,21 +309,17 @@ def test_prompts_are_read_as_by_the_models_processors() -> None:
     words = tiny_prompted.tokenizer("emu3")
     words.image_token_id = words.convert_tokens_to_ids("<image>")
     emu3 = transformers.Emu3Processor(transformers.Emu3ImageProcessor(), words)
-    read = emu3(
-        text=PROMPTS, padding=True, return_for_image_generation=True, ratio="2:1", image_area=512
-    )
+    size = {"return_for_image_generation": True, "ratio": "2:1", "image_area": 512}
+    read = emu3(text=PROMPTS, padding=True, **size)
     height, width = read["image_sizes"][0]
     pipe = ImagePipeline(tiny_prompted.model("emu3"), emu3, None)
     current, none = encoded(pipe, PROMPTS, height=2 * height, width=2 * width)
     assert current == unpadded(read) and (height, width) == (2, 4)
-    nothing = emu3(text=[""], return_for_image_generation=True, ratio="2:1", image_area=512)
+    nothing = emu3(text=[""], **size)
     assert none == unpadded(nothing) * len(PROMPTS)
 
-    janus = transformers.JanusProcessor(
-        transformers.JanusImageProcessor(),
-        tiny_prompted.tokenizer("janus"),
-        chat_template=tiny_prompted.CHAT,
-    )
+    parts = transformers.JanusImageProcessor(), tiny_prompted.tokenizer("janus")
+    janus = transformers.JanusProcessor(*parts, chat_template=tiny_prompted.CHAT)
     requests = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in PROMPTS]
     chat = janus.apply_chat_template(requests, add_generation_prompt=True)
     read = janus(text=chat, generation_mode="image", padding=True)
@@ -351,11 +342,8 @@ def unpadded(read: Any) -> list[list[int]]:
 
 def test_a_callback_is_reported_codes_alone() -> None:
     pipe, known = opened("emu3"), []
-
-    def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> None:
-        known.append((codes, kwargs["codes"].clone()))
-
-    out = pipe("a cat", generator=dice(), callback_on_step_end=look, **sized("emu3", 2, 4))
+    look = {"callback_on_step_end": lambda *args: known.append((args[2], args[3]["codes"]))}
+    out = pipe("a cat", generator=dice(), **look, **sized("emu3", 2, 4))
     assert known[-1][0] == 8 and torch.equal(known[-1][1], out.codes.flatten(1))
     for codes, tensor in known:
         assert int((tensor >= 0).sum()) == codes and int(tensor.max()) < BOOK

@@ -54,10 +54,8 @@ def draw(engine: Engine, rows: list[int], sampling: Sampling) -> list[list[int]]
 
 
 def test_greedy_decoding_of_imagegpt_is_that_of_the_model() -> None:
-    start = torch.tensor([[BOOK]])
-    sample = model("imagegpt").generate(
-        start, attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=COUNT
-    )
+    start = {"input_ids": torch.tensor([[BOOK]]), "attention_mask": torch.tensor([[1]])}
+    sample = model("imagegpt").generate(**start, do_sample=False, max_new_tokens=COUNT)
     result = draw(Engine(target("imagegpt"), None, drafter=None), [0], Sampling())
     assert result == sample[:, 1:].tolist()
 
@@ -151,21 +149,18 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 3.5, None])
 def test_sizes_of_a_picture_are_counts(wrong: Any) -> None:
-    with pytest.raises(InputError, match="height is"):
-        Raster(wrong, 3)
-    with pytest.raises(InputError, match="width is"):
-        Raster(3, wrong)
+    for name, side in (("height", "width"), ("width", "height")):
+        with pytest.raises(InputError, match=f"{name} is"):
+            Raster(**{name: wrong, side: 3})
 
 
 def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:
-    offloaded = copy.deepcopy(model("chameleon"))
+    offloaded, tokens = copy.deepcopy(model("chameleon")), []
     cpu_offload(offloaded, torch.device("cpu"))
-    targets = [ChameleonTarget(m, PROMPTS, raster=ROW) for m in (offloaded, model("chameleon"))]
-    there, here = (
-        Engine(target, drafter=None).generate(target.prompt(0), max_new_tokens=4).tokens
-        for target in targets
-    )
-    assert there == here
+    for each in (offloaded, model("chameleon")):
+        instance = ChameleonTarget(each, PROMPTS, raster=ROW)
+        tokens.append(draw(Engine(instance, drafter=None), [0], Sampling()))
+    assert tokens[0] == tokens[1]
 
 
 def test_what_a_model_asks_of_text_is_not_requested_of_its_pictures() -> None:

@@ -28,15 +28,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "red": 3, "blue": 4, "heart": 5, "cat": 6}
     instance = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     instance.pre_tokenizer = pre_tokenizers.Whitespace()
-    instance.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)]
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=instance, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(folder)
-    config = T5Config(
-        vocab_size=len(words), d_model=WIDTH, d_kv=4, d_ff=8, num_layers=2, num_heads=2
-    )
+    end = [("</s>", 1)]
+    instance.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=end)
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=instance, **special).save_pretrained(folder)
+    sizes = {"d_model": WIDTH, "d_kv": 4, "d_ff": 8, "num_layers": 2, "num_heads": 2}
+    config = T5Config(vocab_size=len(words), **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         T5EncoderModel(config).save_pretrained(folder)

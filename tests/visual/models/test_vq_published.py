@@ -93,19 +93,16 @@ def test_two_published_files_make_a_pipeline(tmp_path: Path) -> None:
     expected = Plain(published()).decode(out.codes).clamp(-1, 1) / 2 + 0.5
     assert torch.allclose(out.images.double(), expected, atol=1e-4)
     model.save_pretrained(tmp_path / "target")
-    beside = ImagePipeline.from_pretrained(
-        tmp_path / "target", None, tokenizer=tmp_path / "vq.pt", device="cpu"
-    )
+    opening: dict[str, Any] = {"tokenizer": tmp_path / "vq.pt", "device": "cpu"}
+    beside = ImagePipeline.from_pretrained(tmp_path / "target", None, **opening)
     assert beside.tokenizer.vocab_size == CODES
 
 
 def test_the_running_mean_is_taken_where_there_is_one(tmp_path: Path) -> None:
     mean = published()
     file = saved(tmp_path / "vq.pt", {name: value * 2 for name, value in mean.items()}, ema=mean)
-    instance = VQTokenizer.from_pretrained(file, torch.float64).model
-    assert torch.equal(
-        instance.quantize.embedding.weight, mean["quantize.embedding.weight"].double()
-    )
+    book = VQTokenizer.from_pretrained(file, torch.float64).model.quantize.embedding.weight
+    assert torch.equal(book, mean["quantize.embedding.weight"].double())
 
 
 def test_a_generator_is_reported_from_a_tokenizer(tmp_path: Path) -> None:
