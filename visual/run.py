@@ -174,11 +174,7 @@ class Progress:
         self.report(len(raster.known(range(least))), values)
 
     def report(self, count: int, tensor: Tensor) -> None:
-        """Call the callback with the count of the image that is furthest behind, and the tensor.
-
-        Raises:
-            InputError: The callback returned another tensor than it received.
-        """
+        """Pass a count and a tensor to the callback; raise InputError if it returns another."""
         callback = self.state.call.callback_on_step_end
         if callback is None:
             return

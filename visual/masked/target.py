@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities
@@ -97,19 +98,17 @@ class MaskedTarget(LatentDraws, CausalTarget):
         """
         model, rows, device = self.model, len(pictures), self.device
         sizes = [len(each) for each in prefixes]
-        held = torch.zeros(rows, max(sizes), dtype=torch.int64)
-        for row, numbers in zip(held, prefixes, strict=True):
-            row[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
+        numbers = [torch.tensor(each, dtype=torch.int64) for each in prefixes]
+        held = pad_sequence(numbers, batch_first=True)
         which = torch.tensor(pictures)
         places = self.orders[which][:, : held.shape[1]].to(device)
         latents = self.table.latents[held.to(device)].to(model.dtype)
         whole = latents.new_zeros(rows, model.places, latents.shape[-1])
         whole.scatter_(1, places[..., None].expand_as(latents), latents)
-        counts = None if min(sizes) == max(sizes) else torch.tensor(sizes, device=device)
+        counts = torch.tensor(sizes * self.copies, device=device) if len({*sizes}) > 1 else None
         condition = model.condition(self.labels[which], self.copies)
         if self.copies == 2:
             whole, places = whole.repeat(2, 1, 1), places.repeat(2, 1)
-            counts = None if counts is None else counts.repeat(2)
         states = model.states(whole, places, condition, counts)
         by_row: Tensor = states.reshape(self.copies, rows, model.places, -1).permute(1, 2, 0, 3)
         return by_row

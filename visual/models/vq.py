@@ -46,11 +46,7 @@ class CodeBook:
         return functional.normalize(rows, dim=-1) if self.normalised else rows
 
     def grid(self, codes: Tensor) -> Tensor:
-        """Return codes i64 [B, h * w] or [B, h, w] as [B, h, w].
-
-        Raises:
-            InputError: A code is outside the book, or h * w is no square number.
-        """
+        """Return codes i64 [B, h * w] or [B, h, w] as [B, h, w]; raise InputError for others."""
         if codes.dtype != torch.int64 or codes.ndim not in (2, 3):
             raise InputError(
                 f"got codes of {codes.dtype} with shape {list(codes.shape)}; expected int64 "
