@@ -124,7 +124,8 @@ class ImageCall:
     def fixed(self, raster: Raster, size: int) -> Tensor | None:
         """Return the fixed ones of `size` codes as an image's first tokens, i64 [n]; None for none.
 
-        Codes of another dtype or shape, out of range or too many raise InputError.
+        Raises:
+            InputError: The codes are of another dtype or shape, out of range or too many.
         """
         if (codes := self.codes) is None:
             return None

@@ -211,8 +211,10 @@ def as_saved(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Return drafter, rule and settings with the saved values in place of "auto".
 
-    If a rule is passed, no saved value applies. If a drafter is passed, the saved one does not. A
-    file that cannot be read raises ModelError.
+    If a rule is passed, no saved value applies. If a drafter is passed, the saved one does not.
+
+    Raises:
+        ModelError: The file cannot be read.
     """
     if path is None or not (isinstance(rule, str) and rule == AUTO):
         return drafter, rule, settings

@@ -89,10 +89,7 @@ def test_what_a_call_cannot_mean_is_refused(saved: Saved) -> None:
     wrong: list[dict[str, Any]] = [
         *({"seed": seed} for seed in (1.5, [1, 2], [1, 2, "x"])),
         {"seed": 1, "generator": torch.Generator()},
-        *(
-            {"guidance_scale": scales}
-            for scales in ([1.0, 2.0], [1.0, 2.0, -1.0], [1.0, 2.0, np.nan])
-        ),
+        *({"guidance_scale": [1.0, 2.0, *more]} for more in ([], [-1.0], [np.nan])),
         *({"codes": torch.zeros(shape, dtype=torch.int64)} for shape in ((9, 1), (2, 3))),
         {"codes": np.zeros((3, 3), dtype=np.int64)},
     ]
@@ -122,11 +119,6 @@ def test_an_empty_negative_prompt_is_none(saved: Saved, kind: str) -> None:
     assert not torch.equal(some.codes[1], plain.codes[1])
 
 
-def damage(weight: torch.Tensor, number: float) -> None:
-    with torch.no_grad():
-        weight.view(-1)[0] = number
-
-
 PARTS: dict[str, Callable[[Any], torch.Tensor]] = {
     "codes-head": lambda pipe: pipe.model.lm_head.weight,
     "codes-decoder": lambda pipe: pipe.tokenizer.model.decoder.conv_in.bias,
@@ -142,7 +134,7 @@ PARTS: dict[str, Callable[[Any], torch.Tensor]] = {
 def test_no_number_is_an_error_not_an_exact_image(saved: Saved, part: str, number: float) -> None:
     kind = part.partition("-")[0]
     pipe = opened(saved(kind))
-    damage(PARTS[part](pipe), number)
+    PARTS[part](pipe).data.view(-1)[0] = number
     inputs: dict[str, Any] = {} if kind == "codes" else {"output_type": "latent"}
     if part == "codes-book":
         inputs = {"codes": torch.zeros(9, dtype=torch.int64)}

@@ -51,8 +51,8 @@ def test_a_draft_is_what_its_model_draws_alone() -> None:
     prompt = target.prompt(0)
     assert len(prompt) == 1
     session = drafter.open(draft_request(prompt, Sampling(temperature=1.0), 5, target.vocab_size))
-    tree = session.propose(DraftContext(list(prompt), len(prompt), CODES), 4)
-    drafted = target.table.latents[tree.tokens.tolist()]
+    numbers = session.propose(DraftContext(list(prompt), len(prompt), CODES), 4).tokens.tolist()
+    drafted = target.table.latents[numbers]
     with torch.no_grad():
         conditions = instance.trunk.condition(torch.arange(1)), instance.trunk.unconditional(1)
         states = [instance.states(drafted[None], each)[0] for each in conditions]
@@ -60,7 +60,6 @@ def test_a_draft_is_what_its_model_draws_alone() -> None:
         noise = target.noise(NoiseStream(5), range(4))
         alone = drafter.draft.sampler.draw(message, noise)
     assert torch.allclose(alone.latents, drafted, atol=1e-9)
-    numbers = tree.tokens.tolist()
     assert torch.allclose(target.table.means[numbers], alone.means, atol=1e-9)
     assert [target.table.indices[number] for number in numbers] == [0, 1, 2, 3]
 

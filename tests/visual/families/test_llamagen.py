@@ -80,7 +80,7 @@ def test_published_files_and_folders_are_opened(tmp_path: Path) -> None:
     folder = tiny_images.save(tmp_path / "folder")
     plain = ImagePipeline.from_pretrained(folder, None)
     opening: dict[str, Any] = {"family": "llamagen", "tokenizer": folder / "tokenizer"}
-    sizes = {"grid_size": SIDE, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {"grid_size": SIDE, "num_attention_heads": 2}
     pipes = [
         ImagePipeline.from_pretrained(folder, "model"),
         ImagePipeline.from_pretrained(published(tmp_path), **sizes, **opening),

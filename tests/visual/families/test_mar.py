@@ -1,5 +1,6 @@
 """`ImagePipeline` over published files and folders, with tiny random models."""
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -137,16 +138,16 @@ def smaller(folder: Path) -> MaskedModel:
 def test_drafts_are_judged_by_rules_of_latents(folder: Path) -> None:
     plain = sampled(pipeline(folder, iterations=9, floor=0.1))
     for drafter in ("jacobi", smaller(folder)):
-        near = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}, rule="near", r=0.0))
+        drafted = partial(pipeline, folder, **DRAFTED | {"drafter": drafter})
+        near = sampled(drafted(rule="near", r=0.0))
         assert torch.allclose(near.latents, plain.latents, atol=1e-3)
         assert near.label == "exact up to rounding"
-        exact = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}))
-        again = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}, batch_size=3))
+        exact, again = sampled(drafted()), sampled(drafted(batch_size=3))
         assert torch.allclose(exact.latents, again.latents, atol=1e-3)
         assert exact.label == "exact-for(distribution)" and exact.stats.acceptance > 0.0
         assert exact.stats.forwards < plain.stats.forwards == 36
         assert exact.stats.prefixes > exact.stats.forwards
-        single = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}, min_expected_gain=1.0))
+        single = sampled(drafted(min_expected_gain=1.0))
         assert single.stats.prefixes <= 2 * single.stats.forwards < exact.stats.prefixes * 2
     close = sampled(pipeline(folder, **DRAFTED, rule="near", r=0.5))
     assert close.label == "approximate" and 0.0 < close.stats.distance_most <= 0.5
@@ -190,10 +191,10 @@ def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> No
     pipe.save_pretrained(tmp_path / "both")
     again = pipeline(tmp_path / "both", **DRAFTED | {"drafter": "model"})
     assert torch.allclose(sampled(pipe).latents, sampled(again).latents, atol=1e-3)
-    other = MaskedModel(tiny_masked.config(4, mean=1.0))
+    other = DRAFTED | {"drafter": MaskedModel(tiny_masked.config(4, mean=1.0))}
     message = r"draft model with mean 1\.0; expected 0\.0"
     with pytest.raises(errors.TokenizerMismatchError, match=message):
-        pipeline(folder, **DRAFTED | {"drafter": other})
+        pipeline(folder, **other)
     with pytest.raises(errors.InputError, match="with temperature 0; expected noise"):
         sampled(pipe, temperature=0.0)
 
