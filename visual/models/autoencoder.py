@@ -138,7 +138,7 @@ class Autoencoder:
 
     @torch.no_grad()
     def decode_latents(self, latents: Tensor) -> Tensor:
-        """Return images f32 [B, C, H, W] in [-1, 1] of [B, h, w, d]; raise InputError for others."""
+        """Return images f32 [B, C, H, W] of latents [B, h, w, d]; raise InputError for others."""
         fits = latents.ndim == 4 and latents.is_floating_point()
         if not fits or latents.shape[-1] != self.width:
             raise InputError(
