@@ -132,11 +132,9 @@ def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
         results = results or [n for n, name in enumerate(lower) if name.endswith(f"/{label}")]
         if len(results) == 1:
             return results[0]
-        raise InputError(
-            f"got the class {inputs!r}; expected one of {', '.join(names)}, or a number."
-            if names
-            else f"got the class {inputs!r}; this model has no names, expected 0 to {count - 1}."
-        )
+        known = f"expected one of {', '.join(names)}, or a number"
+        unnamed = f"this model has no names, expected 0 to {count - 1}"
+        raise InputError(f"got the class {inputs!r}; {known if names else unnamed}.")
     return checked_whole(inputs, "class", 0, count - 1)
 
 

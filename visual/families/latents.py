@@ -63,8 +63,8 @@ class LatentFamily(CodecFamily):
         self, generations: Sequence[Generation], target: LatentDraws, rule: Rule, raster: Raster
     ) -> list[ImageSample]:
         """Return the latents by place, and what became of the drafts."""
-        samples = list[ImageSample]()
-        for row, sample in enumerate(samples_of(generations, raster)):
+        samples = samples_of(generations, raster)
+        for row, sample in enumerate(samples):
             generation, table = generations[row], target.table
             outcomes = np.full(raster.codes, -1, dtype=np.int64)
             distances = np.full(raster.codes, np.nan)
@@ -77,7 +77,7 @@ class LatentFamily(CodecFamily):
             plain = target.orders is None and generation.report.budget == "none"
             order = np.arange(raster.codes) if target.orders is None else target.orders[row].numpy()
             places = order.argsort().reshape(raster.shape)
-            replaced = replace(
+            samples[row] = replace(
                 sample,
                 label=Walk.label if plain and sample.label != UNFINISHED else sample.label,
                 values=self.values(target, row, generation.tokens, raster),
@@ -85,7 +85,6 @@ class LatentFamily(CodecFamily):
                 outcomes=outcomes[places],
                 distances=distances[places],
             )
-            samples.append(replaced)
         return samples
 
 
