@@ -59,23 +59,18 @@ def open_sources(
     model: PreTrainedModel | None = None,
     scope: str = GLOBAL,
 ) -> Sources:
-    """Open the stores of two folders; raise an error for one that does not fit, or a lone scope.
-
-    Args:
-        tokenizer, model: The stores must fit these.
-        scope: See `Sources`.
-    """
+    """Open stores that fit a tokenizer and a model; raise an error for others, or a lone scope."""
     if corpus is None and history is None:
         if scope != GLOBAL:
             raise InputError(f"got scope {scope!r} and no store; expected one.")
         return Sources(scope=scope)  # saves the second that the import takes
     from ragspec.retrievers.corpus.index import CorpusIndex
 
-    stores = [
+    stores = (
         None if path is None else CorpusIndex.open(path, tokenizer=tokenizer, model=model)
         for path in (corpus, history)
-    ]
-    return Sources(stores[0], stores[1], scope=scope)
+    )
+    return Sources(*stores, scope=scope)
 
 
 def method_rows() -> list[tuple[str, ...]]:

@@ -151,14 +151,11 @@ class OpenAIReply:
             ]
             return {"content": content, "refusal": None}
         # The first token of an echoed prompt has no probability.
-        values = [None if math.isnan(each.logprob) else each.logprob for each in scored]
-        top = [{self._decode(token): logprob for token, logprob in each.top} for each in scored]
+        known = [None if math.isnan(each.logprob) else each for each in scored]
         return {
             "tokens": [self._decode(each.token) for each in scored],
-            "token_logprobs": values,
-            "top_logprobs": [
-                None if value is None else best for value, best in zip(values, top, strict=True)
-            ],
+            "token_logprobs": [each and each.logprob for each in known],
+            "top_logprobs": [each and {self._decode(t): p for t, p in each.top} for each in known],
             "text_offset": [each.start for each in placed],
         }
 

@@ -19,12 +19,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.citations import find_evidence
 from ragspec.pipelines.answering.prompt import Prompt, clean_question
-from ragspec.pipelines.answering.template import (
-    PromptTemplate,
-    find_template,
-    reads_sentences,
-    suited,
-)
+from ragspec.pipelines.answering.template import PromptTemplate, find_template, is_chat, suited
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit, Retriever, search_hits
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -36,6 +31,9 @@ NEW_TOKENS = 160
 PASSAGES = 3  # of a prompt
 JUDGED = 5  # passages whose sentences are ranked
 COPIES = 4  # passages that are searched for each, as some may be copies
+# Parameters below which a chat model answers better over the best sentence alone (SmolLM2-135M:
+# benchmarks/RESULTS.md).
+SMALL = 500_000_000
 OnText = Callable[[str], None]
 OnSearch = Callable[[SearchResult], None]
 
@@ -203,7 +201,8 @@ class Answerer(ABC):
 
     def read_hits(self, result: SearchResult) -> Sequence[Hit]:
         """Return what the engine reads of a search: the passages or the best sentence."""
-        if self._top_k is None and result.sentences and reads_sentences(self.engine):
+        chat = self._top_k is None and is_chat(self.engine.tokenizer)
+        if chat and result.sentences and self.engine.target.loaded.num_parameters() < SMALL:
             return [result.sentences[0].alone]
         return result.hits
 
@@ -237,9 +236,10 @@ class Answerer(ABC):
         """Return the answer of a generation, with its parts, citations, support and more facts."""
         sentences = question.search.sentences
         quotation, short = self.template.parts(generation.text)
-        evidence = find_evidence(question.text, generation, prompt, sentences, short)
-        fields: dict[str, Any] = {"passages": prompt.hits, **evidence._asdict(), **facts}
-        fields |= {"sentences": sentences, "evidence": quotation, "short": short}
+        cited, support, by = find_evidence(question.text, generation, prompt, sentences, short)
+        fields: dict[str, Any] = {"passages": prompt.hits, "citations": cited, **facts}
+        fields |= {"support": support, "supporting": by, "sentences": sentences}
+        fields |= {"evidence": quotation, "short": short}
         return Answer(question=question.text, generation=generation, prompt=prompt, **fields)
 
 

@@ -185,22 +185,14 @@ class Support(StrEnum):
     UNSUPPORTED = "unsupported"
 
 
-class Evidence(NamedTuple):
-    """What the documents have for an answer, see `Answer`."""
-
-    citations: tuple[Citation, ...]
-    support: Support
-    supporting: Sentence | None
-
-
 def find_evidence(
     question: str,
     generation: Generation,
     prompt: Prompt,
     sentences: tuple[Sentence, ...],
     short: str = "",
-) -> Evidence:
-    """Return the citations and the support of an answer; `short` is the answer proper, if any."""
+) -> tuple[tuple[Citation, ...], Support, Sentence | None]:
+    """Return citations, support and supporting sentence of an answer, see `Answer`."""
     text = generation.text
     citations = tuple(cite(text, prompt, generation.steps))
     claim = short or claim_of(text, citations)
@@ -208,7 +200,7 @@ def find_evidence(
     speaking = sorted((s for s in every if s.score >= LEAST_SUPPORT), key=lambda s: -s.score)
     by = next((each for each in speaking if supports(each, claim, question)), None)
     quoted = Support.QUOTED if citations else Support.UNSUPPORTED
-    return Evidence(citations, Support.SUPPORTED if by else quoted, by)
+    return citations, Support.SUPPORTED if by else quoted, by
 
 
 def quoted_sentences(

@@ -122,14 +122,12 @@ class Conversation(Answerer):
             room = len(prompt.token_ids) if limit is None else limit - new
             if 0 < dropped < len(self.turns):
                 room = int(room * (1.0 - FREED))
-            if len(prompt.token_ids) <= room:
-                return prompt, turn, dropped
-            if dropped < len(self.turns):
-                dropped += 1
-            elif hits:
-                hits = hits[:-1]
-            else:
+            if len(prompt.token_ids) <= room or not (hits or turns):
                 return prompt, turn, dropped  # the engine says by how much it is too long
+            if turns:
+                dropped += 1
+            else:
+                hits = hits[:-1]
 
     def _turn(self, text: str, hits: Sequence[Hit]) -> Turn:
         tokenizer = self.engine.tokenizer
@@ -142,13 +140,13 @@ class Conversation(Answerer):
     def _prompt(self, turns: Sequence[Turn]) -> Prompt:
         """Return the prompt of the whole conversation, its passages located."""
         messages = [{"role": "system", "content": self._system}] if self._system else []
-        for turn in turns[:-1]:
-            answer = mark_special_tokens(turn.answer, self.engine.tokenizer)
+        tokenizer = self.engine.tokenizer
+        for turn in turns:
             messages.append({"role": "user", "content": turn.prompt_text})
+            answer = mark_special_tokens(turn.answer, tokenizer)
             messages.append({"role": "assistant", "content": answer})
-        messages.append({"role": "user", "content": turns[-1].prompt_text})
         hits = [hit for turn in turns for hit in turn.hits]
-        prompt = placed(self.engine.tokenizer, render_chat(self.engine.tokenizer, messages), hits)
+        prompt = placed(tokenizer, render_chat(tokenizer, messages[:-1]), hits)
         return replace(prompt, first=turns[0].first)
 
 

@@ -72,18 +72,17 @@ class DocQA(Answerer):
         """Index files and folders, or what `load_documents` read; see `PassageIndex.build`."""
         if embedder is not None:  # before the documents, whose reading may take long
             embedder = load_embedder(embedder)
-        loaded = documents
-        if not isinstance(loaded, Collection):
-            loaded = load_documents(loaded, on_progress=on_progress)
+        if not isinstance(documents, Collection):
+            documents = load_documents(documents, on_progress=on_progress)
         index = PassageIndex.build(
-            loaded.documents,
+            documents.documents,
             words=words,
             embedder=embedder,
             dense=dense,
-            paths=loaded.paths,
+            paths=documents.paths,
             on_progress=on_progress,
         )
-        return cls(index, engine=engine, skipped=loaded.skipped, **settings)
+        return cls(index, engine=engine, skipped=documents.skipped, **settings)
 
     @classmethod
     def from_index(

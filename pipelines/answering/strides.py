@@ -74,8 +74,7 @@ class PassageWriter:
         """Return the next stride over a passage, and whether the answer ends with it."""
         if self.rounds is not None:
             return self._round(answer, before), len(before) + 1 >= self.rounds
-        written = tokens_of(before)
-        more: Options = {"resume_from": written, "stop_after": self.stride}
+        more: Options = {"resume_from": tokens_of(before), "stop_after": self.stride}
         stride = self._generate(answer, before, more)
         return stride, stride.generation.finish_reason != "paused"
 

@@ -3,10 +3,9 @@
 "evidence" asks for two lines, the sentence that holds the answer and the answer itself: the
 quotation can be checked, and drafted. "quote" asks for the sentence alone. "answer" asks for an
 answer in the model's own words. "extract" asks no model: the documents' own sentences are the
-answer. A Jinja template receives
-`question` and `passages`, each with `number`, `title` and `text`. It writes the user's turn of a
-chat model, or the whole prompt of another model. Passages on lines of their own are drafted from
-and cited. By default `suited` chooses the template.
+answer. A Jinja template receives `question` and `passages`, each with `number`, `title` and `text`.
+It writes the user's turn of a chat model, or the whole prompt of another model. Passages on lines
+of their own are drafted from and cited. By default `suited` chooses the template.
 """
 
 import re
@@ -14,16 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from ragspec.engine.plain_text import render_chat
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.storage.filesystem import expect_path, read_input
 from ragspec.types import Tokenizer
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
 
 LABELS = re.compile(r"\A\s*(?:Evidence:)?\s*(?:\[\d+\])?")
 ANSWER = re.compile(r"^[ \t]*Answer:", re.M)
@@ -149,7 +144,6 @@ def expect_question(question: object) -> None:
 
 
 EXTRACT = "extract"
-SMALL = 500_000_000  # parameters of a chat model
 WORDINGS = MappingProxyType(
     {
         "evidence": PromptTemplate("evidence", TWO_LINES, opening="Evidence:", two_lines=True),
@@ -173,14 +167,6 @@ def suited(tokenizer: Tokenizer) -> str:
     answers, gold answers and quotations with "answer" (benchmarks/RESULTS.md).
     """
     return "answer" if is_chat(tokenizer) else "evidence"
-
-
-def reads_sentences(engine: "Engine") -> bool:
-    """Return whether an engine's model answers better over the best sentence than over passages.
-
-    A small chat model does (SmolLM2-135M: benchmarks/RESULTS.md).
-    """
-    return is_chat(engine.tokenizer) and engine.target.loaded.num_parameters() < SMALL
 
 
 def find_template(prompt: str | Path | PromptTemplate, system: str | None = None) -> PromptTemplate:

@@ -82,7 +82,6 @@ def build_variants(
     """Build the variants by name; raise InputError for an unknown one, or one without its store.
 
     Args:
-        names: See `TextBenchOptions`.
         draft_model: None skips the variants that need one.
         load_copy: Returns a fresh copy of the target for peers.
     """

@@ -150,13 +150,7 @@ def ask_and_show(
     terminal: Terminal,
     **facts: object,
 ) -> None:
-    """Ask with an engine, and plainly on --compare, and show the answer.
-
-    Args:
-        over: Returns an answerer, see `answer`.
-        arguments: Arguments of `Answerer.ask`.
-        facts: Further fields of the JSON object.
-    """
+    """Ask with an engine, and plainly on --compare, and show the answer with further facts."""
     from ragspec.pipelines.answering.answerer import NEW_TOKENS
 
     text, question = options.text, options.question

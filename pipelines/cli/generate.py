@@ -109,9 +109,8 @@ def generate(options: GenerateOptions) -> None:
         else:
             with terminal.working("opening the datastore"):
                 speculate = "off" if plain else o.number_or_name(knn.speculate)
-                settings: dict[str, Any] = {"k": knn.knn, "weight": knn.knn_weight}
-                model = KnnLM(engine, datastore, speculate=speculate, **settings)
-            generation = model.generate(prompt, sampling, stream=on_text, **every)
+                lm = KnnLM(engine, datastore, k=knn.knn, weight=knn.knn_weight, speculate=speculate)
+            generation = lm.generate(prompt, sampling, stream=on_text, **every)
         fields = {"text": generation.text, "finish_reason": generation.finish_reason}
         return Result(generation, fields, extra={"prompt": content})
 

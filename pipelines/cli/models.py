@@ -90,8 +90,7 @@ def known_models() -> list[dict[str, Any]]:
         place = {"folder": str(folder), "removable": name} if there else {"folder": None}
         records.append({"name": name, **facts, **place, "get": f"ragspec models get {name}"})
     for folder, file in converted_models().items():
-        record = {"name": file, "folder": str(folder), **_facts(folder)}
-        records.append({**record, "removable": file})
+        records.append({"name": file, "folder": str(folder), "removable": file, **_facts(folder)})
     for folder, facts in cached_graphs():
         context = facts.get("config", {}).get("max_position_embeddings")
         record = {"name": folder.name, "folder": str(folder), "removable": folder.name}

@@ -51,11 +51,7 @@ class Terminal:
     def working(self, what: str, *, announce: bool = True) -> Iterator[Callable[[str], None]]:
         """Show what is done until it is: a spinner on a terminal, elsewhere a line now and then.
 
-        Args:
-            announce: Whether the first line appears at once.
-
-        Yields:
-            A function that changes the text.
+        Yields a function that changes the text; with `announce` the first line appears at once.
         """
         if self.quiet:
             yield lambda what: None

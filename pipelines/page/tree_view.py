@@ -1,9 +1,8 @@
 """The draft tree of a step as a picture: the text of each token, and its cell in a grid.
 
 The tree grows to the right and reads like text: its first child continues a node's row, and every
-further child opens a row below. The accepted child comes first,
-then the one of largest acceptance probability. So the top row is the accepted path and the target's
-token after it.
+further child opens a row below. The accepted child comes first, then the one of largest acceptance
+probability. So the top row is the accepted path and the target's token after it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -27,15 +27,12 @@ MESSAGES = MappingProxyType(
     }
 )
 # The first that fits decides status and code.
-STATUSES: tuple[tuple[type[Exception], int, str | None], ...] = (
+STATUSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | None], ...] = (
     (errors.PromptTooLongError, 400, "context_length_exceeded"),
     (errors.QueueFullError, 429, "queue_full"),
     (errors.EngineClosedError, 503, "stopping"),
     (errors.UnknownNameError, 400, "unknown_name"),
-    *(
-        (kind, 400, None)
-        for kind in (errors.InputError, errors.DocumentError, errors.StoreError, errors.ModelError)
-    ),
+    ((errors.InputError, errors.DocumentError, errors.StoreError, errors.ModelError), 400, None),
     (errors.RagspecError, 500, None),
 )
 

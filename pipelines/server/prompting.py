@@ -98,11 +98,7 @@ def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
 def read_completion(
     body: CompletionRequest, engine: Engine, gone: Callable[[], bool] = lambda: False
 ) -> list[EngineRequest]:
-    """Return the engine's requests for a completion request, one for each prompt.
-
-    Args:
-        gone: Returns whether the client has disconnected.
-    """
+    """Return the engine's requests for a completion, one for each prompt; `gone`: see `draw`."""
     requests: list[EngineRequest] = []
     if body.echo and body.stream:
         raise InputError("got echo with stream; expected one of them.")

@@ -118,10 +118,10 @@ def read_keys(entries: Sequence[str]) -> list[str]:
     """Return API keys, those of each "@FILE" as it is now; raise InputError for an invalid one."""
     keys: list[str] = []
     for entry in map(str.strip, entries):  # HTTP clients send keys without outer spaces
-        lines = [entry]
         if entry.startswith("@"):
-            lines = read_input(Path(entry[1:]), "the file of API keys").split() or [""]
-        keys += lines
+            keys += read_input(Path(entry[1:]), "the file of API keys").split() or [""]
+        else:
+            keys.append(entry)
     if any(not key or not key.isascii() for key in keys):
         raise InputError("got an empty key, or one that is not ASCII; expected letters.")
     return keys

@@ -35,10 +35,7 @@ AppStatus.enable_automatic_graceful_drain = False
 class EventStream(EventSourceResponse):
     """Server-sent events that end if the client disconnects or does not read.
 
-    Args:
-        content: Encoded events.
-        stall: Most seconds to send one event.
-        release: Called at the end, even if no event was sent.
+    `release` is called at the end, even if no event was sent.
     """
 
     def __init__(
@@ -86,13 +83,12 @@ class RunningTexts:
 
     def message(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return the citations of a text, and its support or why it is a refusal."""
-        request, message = self.requests[index], dict[str, Any]()
+        request = self.requests[index]
         answer = request.unasked or (request.answer and request.answer(generation))
-        if answer is not None:
-            refused, support = {"refused": answer.refused}, {"support": answer.support}
-            message |= {"annotations": citations_of(answer)}
-            message |= support if answer.refused is None else refused
-        return message
+        if answer is None:
+            return {}
+        name = "support" if answer.refused is None else "refused"
+        return {"annotations": citations_of(answer), name: getattr(answer, name)}
 
     def opening(self, index: int) -> dict[str, list[dict[str, object]]]:
         """Return the documents' sentences that answer a question, known before the text."""

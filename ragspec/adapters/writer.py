@@ -185,9 +185,9 @@ class HostWriter:
         }
         if job.prompt.hits:
             sentences = tuple(rank_sentences(job.question, job.prompt.hits))
-            evidence = find_evidence(job.question, generation, job.prompt, sentences)
-            facts["citations"] = [asdict(citation) for citation in evidence.citations]
-            facts["support"] = evidence.support
+            citations, support, _ = find_evidence(job.question, generation, job.prompt, sentences)
+            facts["citations"] = [asdict(citation) for citation in citations]
+            facts["support"] = support
             facts["sentences"] = [each.to_dict() for each in sentences]
         if generation.logprobs is not None:
             reply = OpenAIReply(True, self.name, tokenizer)
