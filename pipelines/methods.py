@@ -66,11 +66,11 @@ def open_sources(
         return Sources(scope=scope)  # saves the second that the import takes
     from ragspec.retrievers.corpus.index import CorpusIndex
 
-    stores = (
+    stores = [
         None if path is None else CorpusIndex.open(path, tokenizer=tokenizer, model=model)
         for path in (corpus, history)
-    )
-    return Sources(*stores, scope=scope)
+    ]
+    return Sources(stores[0], stores[1], scope=scope)
 
 
 def method_rows() -> list[tuple[str, ...]]:

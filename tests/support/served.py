@@ -81,10 +81,16 @@ def events(response: httpx.Response) -> list[Any]:
     return [json.loads(line[6:]) for line in lines[:-1]]
 
 
+def parts_of(response: httpx.Response, stream: bool) -> list[Any]:
+    """Return the parts of a stream, or the one object of a whole answer."""
+    return events(response) if stream else [response.json()]
+
+
 def text_of(result: list[Any], index: int = 0) -> str:
-    """Return the text of one choice of a stream."""
+    """Return the text of one choice of the parts of an answer."""
     choices = [choice for each in result for choice in each["choices"] if choice["index"] == index]
+    messages = [choice.get("delta", choice.get("message")) for choice in choices]
     return "".join(
-        choice["delta"].get("content", "") if "delta" in choice else choice["text"]
-        for choice in choices
+        choice["text"] if message is None else message.get("content", "")
+        for choice, message in zip(choices, messages, strict=True)
     )

@@ -200,11 +200,9 @@ def test_what_is_no_conversation_is_refused(tmp_path: Path) -> None:
     plain = Engine(tiny.model(), tiny.tokenizer(), None)
     with pytest.raises(UnsupportedModelError, match="without a chat template"):
         Conversation(plain)
-    with pytest.raises(InputError, match="top_k"):
-        Conversation(engine(), top_k=0)
-    with pytest.raises(InputError, match="expected an Engine"):
-        Conversation("smollm2")  # type: ignore[arg-type]
+    wrong: Any = {"top_k": {"top_k": 0}, "expected an Engine": {"engine": "smollm2"}}
+    for expected, inputs in (wrong | {"expected a DocQA": {"documents": "manuals"}}).items():
+        with pytest.raises(InputError, match=expected):
+            Conversation(**{"engine": engine(), **inputs})
     brief = Conversation(engine(), DocQA(lambda query: [], top_k=2, system="Be brief."))
     assert brief.top_k == 2 and "Be brief." in brief.ask("Why?", max_new_tokens=2).prompt.text
-    with pytest.raises(InputError, match="expected a DocQA"):
-        Conversation(engine(), "manuals")  # type: ignore[arg-type]

@@ -129,13 +129,10 @@ def test_the_engine_gets_ids_spans_and_options(folder: Path, embedder: Path) -> 
     assert engine.tokenizer.decode(call["prompt"]).endswith("Question: draft?\nEvidence:")
 
 
-def test_streamed_chunks_are_the_text(folder: Path, embedder: Path) -> None:
+def test_streamed_chunks_are_the_text_also_of_an_interrupt(folder: Path, embedder: Path) -> None:
     chunks: list[str] = []
     answer = ask(folder, embedder, " [1] one two three", stream=chunks.append)
     assert "".join(chunks) == answer.text == " [1] one two three"
-
-
-def test_interrupt_keeps_what_was_written(folder: Path, embedder: Path) -> None:
     interrupt = Mock(side_effect=KeyboardInterrupt)
     assert ask(folder, embedder, "some text", stream=interrupt).text == "some text"
 

@@ -109,7 +109,6 @@ def test_what_would_change_the_text_is_visible(
             return write(self, answer, before)
 
         sample = random.Random(1)
-
         monkeypatch.setattr(PassageWriter, "write", again)
     else:  # ranks within the known passages taken for those of the index
         search = IndexSearcher.search

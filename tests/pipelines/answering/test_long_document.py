@@ -17,18 +17,13 @@ from ragspec.pipelines.answering.chunks import room_of
 from ragspec.pipelines.cli.show import plain_engine
 from ragspec.retrievers import Rapid
 from tests.pipelines.answering.test_citations import check
-from tests.pipelines.answering.test_modes import parts
+from tests.pipelines.answering.test_modes import SAMPLINGS, parts
 from tests.support import tiny
 from tests.support.damage import check_damage
 
 TEXT = (
     "The walk keeps a token of the draft tree. The rule is kept by the target, word for word. " * 2
 )
-SAMPLINGS = [
-    Sampling(),
-    Sampling(temperature=0.9, seed=3),
-    Sampling(temperature=0.8, top_p=0.9, seed=1),
-]
 QUESTIONS = ("What is kept?", "Who keeps the rule?", "What is a walk?")
 INPUTS: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
 
@@ -50,7 +45,7 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prefix_cache"
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(temperature=0.8, top_p=0.9, seed=1)])
 @pytest.mark.parametrize("drafter", [None, "context", "auto"])
 def test_answers_are_those_of_prefill_it_again(
     selected: Path, drafter: Any, sampling: Sampling, tmp_path: Path

@@ -208,10 +208,7 @@ def test_rows_of_both_forms(tmp_path: Path) -> None:
     assert second.prompt == tuple(tiny.tokenizer()("first turn")["input_ids"])
     assert first.fixed
     assert first.new_tokens == FIXED_NEW_TOKENS
-
-
-def test_a_line_break_inside_a_text_is_no_new_row(tmp_path: Path) -> None:
-    """U+2028 stands unescaped in many a data file; it ends no line of JSON."""
+    # U+2028 stands unescaped in many a data file; it ends no line of JSON.
     row = json.dumps({**OURS, "prompt": "one\u2028two"}, ensure_ascii=False)
     assert len(read(tmp_path, row)) == 1
 

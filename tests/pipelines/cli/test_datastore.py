@@ -66,9 +66,6 @@ def test_it_streams_what_it_writes(store: str, model: str, capsys: Capture) -> N
 
 
 def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: Capture) -> None:
-    inputs = ["generate", "The tree", "--model", model]
-    for more, code, message in (
-        (["--datastore", store, "-s", "knn=99999"], 2, "k is 99999"),
-        (["--datastore", store, "-s", "speculate=99"], 2, "speculate is 99"),
-    ):
-        assert message in output_of(capsys, *inputs, *more, code=code).err.replace("\n", " ")
+    inputs = ["generate", "The tree", "--model", model, "--datastore", store, "-s"]
+    for setting, message in (("knn=99999", "k is 99999"), ("speculate=99", "speculate is 99")):
+        assert message in output_of(capsys, *inputs, setting, code=2).err.replace("\n", " ")

@@ -12,6 +12,7 @@ from tests.support import tiny
 
 ASK = "ask why --docs docs"
 ITERATIVE = "ask-iterative why --docs docs"
+TILES = "serve --images tiles"
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +185,12 @@ CASES = [
     ("serve --store answers", 2, "expected NAME=FOLDER"),
     ("serve --store answers=empty", 8, "holds no store"),
     ("serve --store answers=an.index", 8, "expected 'corpus'"),
-    (
-        "serve --images tiles --images tiles",
-        2,
-        "got --images tiles, tiles; expected each name once",
-    ),
+    (f"{TILES} --images tiles", 2, "got --images tiles, tiles; expected each name once"),
     ("serve --images tile", 5, "Did you mean 'tiles'"),
     ("serve --drafter rest", 2, "rest got no store; expected one"),
     ("serve --drafter rapid", 2, "rapid got no draft model"),
+    ("serve --model nowhere-at-all", 5, "nowhere-at-all"),
+    ("serve --host 0.0.0.0", 2, "--key"),
     ("serve --host 192.0.2.1 --key a", 2, "cannot listen on 192.0.2.1:8000"),
     ("serve -s kv-memory=0", 2, "should be greater than or equal to 1"),
     ("serve --key @none", 2, "the file of API keys none cannot be read"),

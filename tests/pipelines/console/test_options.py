@@ -29,14 +29,8 @@ from tests.support import tiny
 from tests.support.toy_gguf import write_gguf
 
 
-@pytest.mark.parametrize(
-    ("text", "drafters"), [("", ()), ("context", ("context",)), ("a, b,", ("a", "b"))]
-)
-def test_drafters_are_named_by_text(text: str, drafters: object) -> None:
-    assert split(text) == drafters
-
-
-def test_a_budget_is_a_number_or_a_name() -> None:
+def test_drafters_and_budgets_are_named_by_text() -> None:
+    assert list(map(split, ("", "context", "a, b,"))) == [(), ("context",), ("a", "b")]
     assert number_or_name("12") == 12
     assert number_or_name("auto") == "auto"
 

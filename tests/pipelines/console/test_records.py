@@ -47,6 +47,7 @@ def test_fields_are_arguments_options_and_settings() -> None:
     words = ("-s", "layers=3", "--set", "folder=a/b", "-s", "loud=no", "-s", "device=a=b")
     result = run("hi", "--times", "2", *words)
     assert result == Options(Place("a=b", 3), "hi", 2, Path("a/b"), False)
+    assert str(run("hi", "--times", "0").exception) == "times is 0"
 
 
 @pytest.mark.parametrize(
@@ -63,10 +64,6 @@ def test_fields_are_arguments_options_and_settings() -> None:
 def test_a_wrong_setting_is_named(pair: str, message: str) -> None:
     error = run("hi", "-s", pair).exception
     assert isinstance(error, InputError) and message in str(error)
-
-
-def test_a_record_checks_itself() -> None:
-    assert str(run("hi", "--times", "0").exception) == "times is 0"
 
 
 def test_the_help_lists_settings_with_their_defaults() -> None:

@@ -70,11 +70,16 @@ def test_a_folder_gives_documents_and_rows_and_says_what_it_skips(tmp_path: Path
     (tmp_path / "b.pdf").write_bytes(b"no pdf")
     write_rows(tmp_path / "c.jsonl", ROWS)
     (tmp_path / "d.jsonl").write_text("{broken")
+    write_rows(tmp_path / "e.jsonl", [{"x": 1, "y": 2}])
     (tmp_path / ".hidden.txt").write_text("secret")
-    skipped: list[str] = []
-    result = read(tmp_path, skipped=lambda path, reason: skipped.append(Path(path).name))
+    reasons: dict[str, str] = {}
+    result = read(tmp_path, skipped=lambda path, why: reasons.update({Path(path).name: why}))
     assert result == ["# text", "one", "two"]
-    assert skipped == ["b.pdf", "d.jsonl"]
+    assert list(reasons) == ["b.pdf", "d.jsonl", "e.jsonl"]
+    assert reasons["d.jsonl"].startswith("line 1: no JSON object")
+    assert reasons["e.jsonl"].startswith("line 1 has no column of a usual name; it has x, y")
+    with pytest.raises(InputError, match="no column 'z'"):
+        read(tmp_path, field="z")  # asked for by name
     (tmp_path / "empty").mkdir()
     with pytest.raises(DocumentError, match="no usable text"):
         read(tmp_path / "empty")
@@ -128,18 +133,13 @@ def test_what_is_no_prompt_is_reported_with_its_row(tmp_path: Path, wrong: Any) 
         list(read_prompts(path))
 
 
-def in_hub_layout(folder: Path) -> Path:
-    """Write a data set as `push_to_hub` does, with a split for each of its two rows."""
+def test_a_folder_may_be_read_as_a_data_set(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
     (folder / "data").mkdir(parents=True)
-    for split, row in (("train", ROWS[0]), ("test", ROWS[2])):
+    for split, row in (("train", ROWS[0]), ("test", ROWS[2])):  # in the layout of `push_to_hub`
         path = folder / "data" / f"{split}-00000-of-00001.parquet"
         datasets.Dataset.from_list([row]).to_parquet(str(path))
     (folder / "README.md").write_text("---\nlicense: mit\n---\nThe data card.\n")
-    return folder
-
-
-def test_a_folder_may_be_read_as_a_data_set(tmp_path: Path) -> None:
-    folder = in_hub_layout(tmp_path / "a")
     assert read(f"hf:{folder}") == ["one"]
     assert read(f"hf:{folder}", split="test") == ["two"]
     with pytest.raises(InputError, match=r"Bad split: dev.*'train', 'test'"):
@@ -157,19 +157,3 @@ def test_a_split_or_config_without_a_data_set_is_refused(tmp_path: Path) -> None
     for inputs in ({"split": "train"}, {"config": "en"}):
         with pytest.raises(InputError, match=f"--set {next(iter(inputs))}=.* leave it out"):
             read(rows, **inputs)
-
-
-def test_a_file_without_a_usual_column_does_not_end_a_folder(tmp_path: Path) -> None:
-    write_rows(tmp_path / "a.jsonl", [{"x": 1, "y": 2}])
-    (tmp_path / "b.jsonl").write_text("{broken")
-    write_rows(tmp_path / "c.jsonl", ROWS)
-    reasons: dict[str, str] = {}
-
-    def skipped(path: str, reason: str) -> None:
-        reasons[Path(path).name] = reason
-
-    assert read(tmp_path, skipped=skipped) == ["one", "two"]
-    assert reasons["a.jsonl"].startswith("line 1 has no column of a usual name; it has x, y")
-    assert reasons["b.jsonl"].startswith("line 1: no JSON object")
-    with pytest.raises(InputError, match="no column 'z'"):
-        read(tmp_path, field="z")  # asked for by name

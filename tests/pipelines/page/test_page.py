@@ -11,7 +11,7 @@ import pytest
 
 from ragspec.errors import InputError
 from ragspec.pipelines.page.page import render_template, trace_page, write_page
-from ragspec.reports.generation import Generation, report_of
+from ragspec.reports.generation import report_of
 from ragspec.reports.trace import Trace, read_trace, write_trace
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
@@ -44,7 +44,7 @@ def decode(tokens: list[int]) -> str:
     return "".join(WORDS[token] for token in tokens)
 
 
-def sample_run() -> Generation:
+def sample_trace(folder: Path, **extra: Any) -> Trace:
     jump = DraftTree.chain([1, 2, 3, 6], "context", origin=[(0, 4), (0, 5), (1, 9), (1, 10)])
     steps = [
         Step(DraftTree.empty(), (), (0,), {"prefill": 20.0}),
@@ -52,13 +52,9 @@ def sample_run() -> Generation:
         Step(DraftTree.chain([5, 6], "<b>model</b>"), (0, 1), (5, 6, 7), {"verify": 6.0}),
         Step(DraftTree.chain([0], "context"), (), (8,), {"verify": 6.0}),
     ]
-    return generation_of(steps, decode, seed=3, prompt_tokens=12)
-
-
-def sample_trace(folder: Path, **extra: Any) -> Trace:
+    run = generation_of(steps, decode, seed=3, prompt_tokens=12)
     path = folder / "trace.jsonl"
-    documents = ["a.md", EVIL]
-    write_trace(path, sample_run(), decode, model=EVIL, documents=documents, extra=extra)
+    write_trace(path, run, decode, model=EVIL, documents=["a.md", EVIL], extra=extra)
     return read_trace(path)
 
 

@@ -41,27 +41,28 @@ def view_of(step: Step) -> DraftView:
     return draft_views(trace_of(step))[0]
 
 
-def test_the_accepted_path_is_bold_and_reads_along_the_top() -> None:
+def test_the_accepted_path_is_bold_and_reads_along_the_top_and_every_node_has_a_tip() -> None:
     view = view_of(Step(branching(), (1, 3), (1, 2, 9)))
+    assert [node.css for node in view.nodes] == [
+        "root",
+        "s2",
+        "s0 kept",
+        "s3",
+        "s0 kept",
+        "s0",
+        "own",
+    ]
     selected = [node for node in view.nodes if "kept" in node.css.split()]
     assert [node.text for node in selected] == ["·the", "·draft"]
     assert view.accepted == 2
     top = sorted((node for node in view.nodes if node.row == 1), key=lambda n: n.column)
     assert [node.text for node in top] == ["prompt", "·the", "·draft", "↵"]
     assert top[-1].css == "own"
-
-
-def test_every_node_says_source_accept_prob_and_origin() -> None:
-    tips = [node.tip for node in view_of(Step(branching(), (1, 3), (1, 2, 9))).nodes]
+    tips = [node.tip for node in view.nodes]
     assert tips[1] == "“·a” · recycling\nclaimed reach 0.4 · not accepted"
     assert tips[2] == "“·the” · context · a.md, token 40\nclaimed reach 0.9 · accepted"
     assert tips[3] == "“·tree” · model\nclaimed reach 0.3 · not accepted"
     assert tips[6] == "“↵” · target model\nits own token after the accepted path"
-
-
-def test_colours_are_those_of_the_sources() -> None:
-    css = [node.css for node in view_of(Step(branching(), (1, 3), (1, 2, 9))).nodes]
-    assert css == ["root", "s2", "s0 kept", "s3", "s0 kept", "s0", "own"]
 
 
 def test_the_likelier_child_comes_first_where_none_was_accepted() -> None:

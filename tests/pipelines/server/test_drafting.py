@@ -21,19 +21,13 @@ LIMITS: Any = {"ignore_eos": True}
 REQUESTS = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 12, **LIMITS}
 
 
-def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Return the folders of a model and of a head for it."""
+@pytest.mark.parametrize("beside", [None, "context"])
+def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None:
     model, head = tmp_path / "model", tmp_path / "head"
     instance = tiny.model("llama", dtype=torch.float32, seed=4)
     instance.save_pretrained(model)
     tiny.tokenizer().save_pretrained(model)
     save_head(heads.fresh(CausalTarget(instance)), head)
-    return model, head
-
-
-@pytest.mark.parametrize("beside", [None, "context"])
-def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None:
-    model, head = folders(tmp_path)
     drafter = str(head) if beside is None else f"{head},{beside}"
     chosen = EngineOptions("cpu", "float32", str(model), drafter=drafter, budget="4")
     options = ServeOptions(SearchOptions(), chosen, ServerSettings(), name=NAME)

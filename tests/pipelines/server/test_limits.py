@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -143,13 +144,14 @@ def test_a_drafter_that_fails_ends_nobody_elses_text(instance: Engine) -> None:
         assert post(client, SHORT).json()["choices"][0]["text"] == selection
 
 
+def status_of(client: httpx.Client, key: str | None, path: str = "/v1/models") -> int:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return client.get(path, headers=headers).status_code
+
+
 def test_keys(instance: Engine) -> None:
     with served(instance, ServerSettings(keys=["alpha", "beta"], admin_key="root")) as (client, _):
-
-        def ask(key: str | None, path: str = "/v1/models") -> int:
-            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-            return client.get(path, headers=headers).status_code
-
+        ask = partial(status_of, client)
         assert [ask(key) for key in (None, "gamma", "alpha", "beta")] == [401, 401, 200, 200]
         assert [ask(None, f"/{p}") for p in ("health", "metrics", "docs")] == [200, 401, 404]
         for path in ("/admin/stores", "/metrics"):
@@ -159,8 +161,7 @@ def test_keys(instance: Engine) -> None:
     spaced = [" gamma\n", "\tdelta "]  # as files and shells give them
     assert read_keys(spaced) == ["gamma", "delta"]
     with served(instance, ServerSettings(keys=["alpha"])) as (client, _):
-        headers = {"Authorization": "Bearer alpha"}
-        assert client.get("/admin/stores", headers=headers).status_code == 403
+        assert status_of(client, "alpha", "/admin/stores") == 403
 
 
 def test_keys_of_a_file_change_without_a_restart(instance: Engine, tmp_path: Path) -> None:
@@ -172,10 +173,7 @@ def test_keys_of_a_file_change_without_a_restart(instance: Engine, tmp_path: Pat
             ServerSettings(keys=[f"@{path}"])
     path.write_text("alpha\nbeta\n")
     with served(instance, ServerSettings(keys=[f"@{path}"])) as (client, _):
-
-        def ask(key: str) -> int:
-            return client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
-
+        ask = partial(status_of, client)
         assert [ask(key) for key in ("alpha", "beta", f"@{path}")] == [200, 200, 401]
         path.write_text("beta\ngamma")
         assert [ask(key) for key in ("alpha", "beta", "gamma")] == [401, 200, 200]

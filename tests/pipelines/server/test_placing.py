@@ -8,7 +8,7 @@ import pytest
 
 from ragspec import Engine, Sampling
 from tests.support import tiny
-from tests.support.served import NAME, events, post, text_of
+from tests.support.served import NAME, parts_of, post, text_of
 
 PROMPT = "A draft tree"
 OPTIONS: Any = {"max_new_tokens": 24, "ignore_eos": True, "logprobs": 1}
@@ -36,8 +36,7 @@ def test_tokens_begin_where_the_text_before_them_ends_and_none_behind_a_stop(
         body: dict[str, Any] = {"model": NAME, "prompt": PROMPT, "temperature": 1.0, "seed": seed}
         body |= {"max_tokens": 24, "ignore_eos": True, "logprobs": 1, "stop": stop}
         body |= {"stream": stream, "stream_options": {"include_usage": True}}
-        result = post(client, body)
-        lines = events(result) if stream else [result.json()]
+        lines = parts_of(post(client, body), stream)
         assert text_of(lines) == text
         inputs, logprobs = "", dict[str, list[Any]]()
         for choice in (choice for each in lines for choice in each["choices"]):

@@ -14,7 +14,7 @@ from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.pipelines.server.serving import Serving
 from ragspec.retrievers import Document, PassageIndex
 from ragspec.retrievers.search import sentences
-from tests.support.served import NAME, events, post, served, text_of
+from tests.support.served import NAME, events, parts_of, post, served, text_of
 
 PROMPT = "A draft model proposes several tokens and the target"
 JSON = {"content-type": "application/json"}
@@ -95,8 +95,7 @@ def test_stops_bias_and_penalties_count(client: httpx.Client, instance: Engine) 
     stop = whole[5:7]
     for stream in (False, True):
         result = complete(client, temperature=0, max_tokens=24, stop=[stop], stream=stream)
-        text = text_of(events(result)) if stream else result.json()["choices"][0]["text"]
-        assert text == whole[: whole.index(stop)]
+        assert text_of(parts_of(result, stream)) == whole[: whole.index(stop)]
     token = instance.tokenizer("Z")["input_ids"][0]
     forced = complete(client, temperature=0, max_tokens=4, logit_bias={str(token): 100}).json()
     assert forced["choices"][0]["text"] == "ZZZZ"
@@ -111,12 +110,9 @@ def test_logprobs_of_a_chat(client: httpx.Client, instance: Engine, stream: bool
     hello = [{"role": "user", "content": "Hello"}]
     selection = instance.generate(hello, max_new_tokens=10, logprobs=3)
     body = {"temperature": 0, "max_tokens": 10, "logprobs": True, "top_logprobs": 3}
-    request = chat(client, "Hello", **body, stream=stream)
-    if stream:
-        choices = [choice["logprobs"] for each in events(request) for choice in each["choices"]]
-        message = [one for logprobs in choices if logprobs for one in logprobs["content"]]
-    else:
-        message = request.json()["choices"][0]["logprobs"]["content"]
+    lines = parts_of(chat(client, "Hello", **body, stream=stream), stream)
+    choices = [choice["logprobs"] for each in lines for choice in each["choices"]]
+    message = [one for logprobs in choices if logprobs for one in logprobs["content"]]
     expected = pytest.approx([each.logprob for each in selection.logprobs])
     assert [each["logprob"] for each in message] == expected
     assert all(len(each["top_logprobs"]) == 3 for each in message)

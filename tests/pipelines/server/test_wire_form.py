@@ -11,7 +11,7 @@ from openai import OpenAI
 from ragspec import Engine, Sampling
 from tests.pipelines.server.test_refusals import CHAT, TEXT, USER
 from tests.support import tiny
-from tests.support.served import events, post, text_of
+from tests.support.served import events, parts_of, post, text_of
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +55,10 @@ def test_the_bytes_of_tokens_make_up_the_text(client: httpx.Client, stream: bool
     for seed in range(8):
         body = {**CHAT, "temperature": 1.5, "seed": seed, "max_tokens": 40, "logprobs": True}
         body |= {"stop": ["e"], "top_logprobs": 1, "ignore_eos": True, "stream": stream}
-        result = post(client, body)
-        if stream:
-            lines = events(result)
-            logprobs = [c["logprobs"] for each in lines for c in each["choices"] if c["logprobs"]]
-            text, tokens = text_of(lines), [one for part in logprobs for one in part["content"]]
-        else:
-            choice = result.json()["choices"][0]
-            text, tokens = choice["message"]["content"], choice["logprobs"]["content"]
-        assert b"".join(bytes(token["bytes"]) for token in tokens).decode() == text
+        lines = parts_of(post(client, body), stream)
+        logprobs = [c["logprobs"] for each in lines for c in each["choices"] if c["logprobs"]]
+        tokens = [token for part in logprobs for token in part["content"]]
+        assert b"".join(bytes(token["bytes"]) for token in tokens).decode() == text_of(lines)
         partial += sum(token["token"] == "\ufffd" and not token["bytes"] for token in tokens)
     assert partial > 0
 
