@@ -126,10 +126,8 @@ def passage_first(
 ) -> Prompt:
     """Return a prompt over one passage, whose keys and values every question can reuse.
 
-    The part up to the passage's end does not depend on the question. It is tokenized separately.
-
-    Args:
-        prefix: That part, if it was tokenized before.
+    The part up to the passage's end does not depend on the question. It is tokenized separately;
+    `prefix` is that part if it was tokenized before.
     """
     text, end = led_by(tokenizer, question, hit, template)
     if prefix is None:

@@ -118,11 +118,7 @@ def ask_iterative(options: IterativeOptions) -> None:
 
 
 def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer]) -> None:
-    """Answer a question and show the answer.
-
-    Args:
-        over: Returns an answerer over documents with an engine, without speculation if True.
-    """
+    """Answer a question and show it; `over` returns an answerer, without speculation if True."""
     text, question = options.text, options.question
     arguments: dict[str, Any] = {"refuse": not options.no_refusal, **text.read_prediction()}
     terminal = Terminal(quiet=text.output.json)

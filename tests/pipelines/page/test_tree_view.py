@@ -43,15 +43,8 @@ def view_of(step: Step) -> DraftView:
 
 def test_the_accepted_path_is_bold_and_reads_along_the_top_and_every_node_has_a_tip() -> None:
     view = view_of(Step(branching(), (1, 3), (1, 2, 9)))
-    assert [node.css for node in view.nodes] == [
-        "root",
-        "s2",
-        "s0 kept",
-        "s3",
-        "s0 kept",
-        "s0",
-        "own",
-    ]
+    css = ["root", "s2", "s0 kept", "s3", "s0 kept", "s0", "own"]
+    assert [node.css for node in view.nodes] == css
     selected = [node for node in view.nodes if "kept" in node.css.split()]
     assert [node.text for node in selected] == ["·the", "·draft"]
     assert view.accepted == 2
