@@ -63,14 +63,17 @@ def load(options: ServeOptions, terminal: Terminal) -> "Serving":
 
     with terminal.working("loading the model"):
         loaded = options.engine.load_engine()
+    images = {
+        Path(name).name: visual.ImagePipeline.from_pretrained(name) for name in options.images
+    }
+    for each in images.values():
+        each.set_progress_bar_config(disable=True)  # the log has a line for each request
     serving = Serving(
         loaded,
         options.name or Path(options.engine.model).name,
         default=(split(options.engine.drafter), o.number_or_name(options.engine.budget)),
         documents=documents,
-        images={
-            Path(name).name: visual.ImagePipeline.from_pretrained(name) for name in options.images
-        },
+        images=images,
         settings=options.settings,
     )
     for name, path in stores_of(options.store).items():
