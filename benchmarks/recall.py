@@ -16,9 +16,13 @@ from typing import Any
 
 from harness.data import read_records
 
-from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, DenseIndex, load_embedder
-from ragspec.retrievers.search.fusion import CANDIDATES, Ranking, fuse_rankings
-from ragspec.retrievers.search.passage_index import fusion_for
+from ragspec.retrievers.search.dense import (
+    DEFAULT_EMBEDDER,
+    DenseIndex,
+    StaticEmbedder,
+    load_embedder,
+)
+from ragspec.retrievers.search.fusion import CANDIDATES, EQUAL, STATIC, Ranking, fuse_rankings
 from ragspec.retrievers.search.sparse import SparseIndex
 
 CUTS = (1, 5, 20)
@@ -74,7 +78,7 @@ def measure(folder: Path, split: str, embedder: str) -> dict[str, Any]:
     start = time.perf_counter()
     by_sparse = [sparse.search(question, CANDIDATES) for question in questions]
     seconds["search_sparse"] = time.perf_counter() - start
-    fusion = fusion_for(dense.embedder)
+    fusion = STATIC if isinstance(dense.embedder, StaticEmbedder) else EQUAL
     fused = [
         [number for number, _, _ in fuse_rankings({"dense": one, "sparse": other}, fusion)]
         for one, other in zip(by_dense, by_sparse, strict=True)

@@ -217,7 +217,8 @@ def some(value: Any) -> list[Any]:
 
 def _is_one(value: object) -> bool:
     """Return whether a value is one item; scalar arrays have an __iter__ that raises."""
-    return isinstance(value, str) or not hasattr(plain_value(value), "__iter__")
+    plain = plain_value(value)
+    return isinstance(plain, str | bytes) or not hasattr(plain, "__iter__")
 
 
 def plain_value(value: Any) -> Any:

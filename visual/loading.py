@@ -24,7 +24,10 @@ SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
 BUNDLED = STARTER / "images"
 SETUP, RELAXATION = "ragspec.json", "relaxation.json"
 # What save_pretrained writes, beside configurations.
-PARTS = ("target", "tokenizer", "vae", "vq", "draft", "head", "model*.safetensors*", RELAXATION)
+PARTS = (
+    *("target", "tokenizer", "vae", "vq", "draft", "head", RELAXATION),
+    *("model.safetensors*", "model-*-of-*.safetensors"),
+)
 FORMAT = 1  # of relaxation.json
 AUTO, NONE = "auto", "none"
 _PLAIN = (bool, int, float, str, type(None))

@@ -110,7 +110,8 @@ class ImageStats:
     def codes_per_forward(self) -> float:
         """Codes or latents per forward pass, prefill excluded."""
         if not self.reports:
-            return self.excess.size / max(1, self.forwards)
+            known = self.excess.size if self.outcomes is None else int((self.outcomes >= 0).sum())
+            return known / max(1, self.forwards)
         passes = sum(report.forwards for report in self.reports)
         return sum(report.tokens - 1 for report in self.reports) / max(1, passes)
 

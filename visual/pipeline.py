@@ -247,13 +247,15 @@ class ImagePipeline:
             write_setup(new, self._saved_rule, self.settings, self._record())
             paths = sorted(new.iterdir())
             taken = [path.name for path in paths if (root / path.name).is_dir()]
-            loaded = folder is not None and folder.target.parent.resolve() == root.resolve()
+            sources = () if folder is None else (folder.target, folder.target.parent)
+            loaded = root.resolve() in [each.resolve() for each in sources]
             if taken and not loaded and not (root / SETUP).is_file():
                 raise InputError(
                     f"{root} has {', '.join(taken)} and no {SETUP}; expected a new folder, or one "
                     "that save_pretrained wrote, as these are replaced. Name another folder."
                 )
-            replaced = [*taken, *PARTS] if (root / SETUP).is_file() else taken
+            others = not loaded and (root / SETUP).is_file()
+            replaced = [*taken, *PARTS] if others else taken
             for old in [*root.iterdir()]:
                 if any(map(old.match, replaced)):
                     shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()

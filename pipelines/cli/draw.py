@@ -300,14 +300,17 @@ def _write_new(path: Path, others: Iterator[Path], contents: bytes) -> Path:
     """Write a file to a path, or to the next of the others that is free; return the path."""
     while True:
         try:
-            with path.open("xb") as file:
-                file.write(contents)
-            return path
+            file = path.open("xb")
         except FileExistsError:
             path = next(others)
+            continue
+        try:
+            with file:
+                file.write(contents)
         except BaseException:  # half a file would pass for a whole one
             path.unlink(missing_ok=True)
             raise
+        return path
 
 
 def _slug(text: str) -> str:

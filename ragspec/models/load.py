@@ -109,14 +109,16 @@ def _read_converted(
     file: Path, dtype: torch.dtype | str, weights: Mapping[str, object]
 ) -> tuple[PreTrainedModel, Tokenizer]:
     """Return what a GGUF file was converted to; convert it if that is not there, or damaged."""
-    folder = converted_folder(file, dtype)
+    folder, damage = converted_folder(file, dtype), None
     if folder.is_dir():
         try:
             checks.check_tokenizer(ResolvedModel(str(file), folder, ModelOrigin.CACHE))
             return _read(f"{file} was converted to", folder, LOCAL, weights)
         except ModelError as error:
-            discard(folder, error)
+            damage = error
     model, tokenizer = read_gguf(file, weights)
+    if damage is not None:  # the file itself can be read with these arguments
+        discard(folder, damage)
     keep_converted(file, folder, model, tokenizer)
     return model, tokenizer
 

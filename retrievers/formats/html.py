@@ -63,7 +63,7 @@ def grouped(text: str) -> str:
 
 def powered(text: str) -> str:
     """Return an exponent of a formula, in which brackets are no mark of a footnote."""
-    return text and "^" + grouped(text)
+    return text if text[:1] in ("", "^") else "^" + grouped(text)
 
 
 def raised(text: str) -> str:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from email import message_from_bytes
+from email.message import EmailMessage
 from email.policy import default
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ def _parts(path: Path, message: Any) -> Iterator[Extract]:
         inner = [*message.iter_parts()]
         if kind == "multipart/alternative":
             best = message.get_body(("plain", "html"))
-            named = [part for part in message.walk() if part.get_filename() and part is not best]
-            inner = inner if best is None else [best, *named]
+            more = [part for part in [*message.walk()][1:] if _is_file(part) and part is not best]
+            inner = inner if best is None else [best, *more]
     title = clean(header.get("Subject", ""))
     lines = clean("\n".join(f"{name}: {value}" for name, value in header.items()))
     yield Extract(lines, headings=((0, title),) if title else ())
@@ -55,7 +56,13 @@ def _parts(path: Path, message: Any) -> Iterator[Extract]:
         yield Extract("", notes=(f"the attachment {clean(name or kind)} left out",))
 
 
-def _body(path: Path, body: Any) -> Extract:
+def _is_file(part: EmailMessage) -> bool:
+    """Return whether a part is attached; the form of a body may have a name, too."""
+    form = part.get_content_maintype() in ("text", "multipart")
+    return part.is_attachment() or bool(part.get_filename() and not form)
+
+
+def _body(path: Path, body: EmailMessage) -> Extract:
     """Return the text of a part by its charset, or by a guess if Python has none of the name."""
     with parsing(path):
         content, charset = body.get_payload(decode=True), body.get_content_charset() or "utf-8"

@@ -14,7 +14,7 @@ MARKDOWN_PART = re.compile(
     re.M,
 )
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
-FRONT_TITLE = re.compile(r"^title:[ \t]*(?:[>|].*(?=\n[ \t]))?(.*(?:\n[ \t]+.*)*)", re.M)
+FRONT_TITLE = re.compile(r"^title:[ \t]*(?:[>|].*\n[ \t]+)?(\S.*(?:\n[ \t]+.*)*)", re.M)
 CLOSING = re.compile(r"[ \t]#+$")  # but "C#" is a name
 RST_HEADING = re.compile(r"^ ?(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
 PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)

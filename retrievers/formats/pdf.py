@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -16,6 +16,7 @@ LIGATURES = {number: unicodedata.normalize("NFKC", chr(number)) for number in ra
 CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
 PILCROW = re.compile(r"[ \t]*¶(?=\s|$)")
 CUT_WORD = re.compile(r"(\w+)\ufffe(\w+)")  # pdfium's mark of a hyphen at a line's end
+NEAR = -2, -1, 1, 2  # steps to pages whose numbers a page counts on from
 DIGITS = re.compile(r"\d{1,9}")
 WORD = re.compile(r"\w+(?:-\w+)*")
 EDGE = 2  # lines at the top and at the bottom of a page that may be running lines
@@ -99,7 +100,11 @@ def without_running_lines(pages: Sequence[str]) -> tuple[list[str], int]:
     Page numbers may differ in them. A page keeps all its lines if it would lose more than half.
     """
     split = [page.split("\n") for page in pages]
-    edges = [_edges(split, page) for page in range(len(split))]
+    plain = [{_plain(line) for line in lines} for lines in split]
+    edges = [
+        _edges(lines, {step: plain[page + step] for step in NEAR if 0 <= page + step < len(plain)})
+        for page, lines in enumerate(split)
+    ]
     every, *sides = (_running(some) for some in (edges, edges[::2], edges[1::2]))
     removed, before = 0, set[tuple[bool, str]]()
     for number, (lines, edge) in enumerate(zip(split, edges, strict=True)):
@@ -121,21 +126,23 @@ def _running(pages: Sequence[Sequence[Edge]]) -> set[tuple[bool, str]]:
     return {key for key, n in counts.items() if n >= max(FEWEST, RUNNING * len(pages))}
 
 
-def _edges(pages: Sequence[Sequence[str]], page: int) -> list[Edge]:
+def _plain(line: str) -> str:
+    """Return a line with its numbers as Python writes them."""
+    return DIGITS.sub(lambda match: str(int(match[0])), line.strip())
+
+
+def _edges(lines: Sequence[str], near: Mapping[int, Container[str]]) -> list[Edge]:
     """Return the lines at both edges of a page; numbers are 0 if one counts on from a near page."""
-    steps, lines = (step for step in (-2, -1, 1, 2) if 0 <= page + step < len(pages)), pages[page]
-    near = {step: {line.strip() for line in pages[page + step]} for step in steps}
     places = [place for place, line in enumerate(lines) if line.strip()]
     edges = []
     for number, place in enumerate(places[:EDGE] + places[-EDGE:]):
         line = lines[place].strip()
         text = DIGITS.sub("0", line)
-        is_counted = any(
-            f"{line[: match.start()]}{int(match[0]) + step}{line[match.end() :]}" in others
+        if not NUMBERED.fullmatch(text) or not any(
+            _plain(f"{line[: match.start()]}{int(match[0]) + step}{line[match.end() :]}") in others
             for match in DIGITS.finditer(line)
             for step, others in near.items()
-        )
-        if not (is_counted and NUMBERED.fullmatch(text)):
+        ):
             text = " ".join(line.split())
         edges.append(((number < min(EDGE, len(places)), text), place))
     return edges

@@ -15,7 +15,6 @@ from ragspec.retrievers.formats.readers import MAX_BYTES, format_of, left_out, p
 
 NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, an amount
 PERCENT = re.compile(r"(?:\.(0+))?%")
-COMMA = re.compile('"[^"]*"|, ')  # that divides no cells, if something else does
 
 
 def row_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -44,14 +43,15 @@ def read_csv(path: Path, data: bytes) -> Extract:
     extract = decode(path, data)
     text, notes, delimiter = extract.text, extract.notes, "\t"
     if format_of(path) != ".tsv":
-        head = COMMA.sub(" ", text.lstrip("\n").partition("\n")[0])
-        delimiter = max(";,\t|" if ";" in head else ",\t|", key=head.count)
+        lines = text.lstrip("\n").split("\n", 2)[:2]  # a name of a column may hold another one
+        counts = {each: [line.count(each) for line in lines if line] for each in ";,\t|"}
+        delimiter = max(counts, key=lambda each: (min(counts[each]), counts[each]))
     csv.field_size_limit(MAX_BYTES)
     try:
         rows = [*csv.reader(StringIO(text), delimiter=delimiter, strict=True)]
     except csv.Error:
         rows = [*csv.reader(StringIO(text), delimiter=delimiter)]
-        if any("\n" in cell for row in rows for cell in row):
+        if text.count('"') % 2 and any("\n" in cell for row in rows for cell in row):
             rows = [*csv.reader(StringIO(text), delimiter=delimiter, quoting=csv.QUOTE_NONE)]
             notes += ("quotes are not closed; each line was read as a row, with its quotes",)
     return replace(extract, text="\n".join(row_lines(rows)), unit="row", notes=notes)

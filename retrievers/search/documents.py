@@ -249,7 +249,7 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except DocumentError:
         raise
-    except (FileNotFoundError, ValueError) as error:  # the latter for a NUL
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # the last for a NUL
         what = "a link to something that is missing; restore or remove it"
         what = what if is_link else "missing; check the path"
         raise DocumentError(f"{path} is {what}.") from error

@@ -172,7 +172,8 @@ def refresh(
             skipped += loaded.skipped
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
-        lost = [clean(each.path) for each in missing]  # as the documents' paths are
+        closed = [each for each in skipped if os.path.isdir(each.path)]  # folders
+        lost = [clean(each.path) for each in (*missing, *closed)]  # as the documents' paths are
         stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
         new = [each for each in read if _place(each) not in origin.removed]
         documents = with_unique_names([*stay, *_as_before(index, new)])

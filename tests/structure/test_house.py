@@ -370,7 +370,7 @@ def call_sins(function: str, node: ast.Call) -> Iterator[str]:
         yield f"{function}(): a global generator"
     if function == "torch.load" and ast.unparse(keywords.get("weights_only", node)) != "True":
         yield "torch.load without weights_only=True"
-    if re.fullmatch(r"Auto\w+\.from_pretrained", function) and not {
+    if re.fullmatch(r"(?:\w+\.)*Auto\w+\.from_pretrained", function) and not {
         k.arg for k in node.keywords
     } & {
         "trust_remote_code",

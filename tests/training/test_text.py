@@ -286,7 +286,8 @@ def test_export_keeps_the_weights(tmp_path: Path, tokenizer: Any, monkeypatch: A
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     export.export("draft", tmp_path / "last.pt", tmp_path / "tokenizer", tmp_path / "out")
     transformers = importlib.import_module("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(tmp_path / "out", dtype="auto")
     assert model.dtype == torch.bfloat16
     for key, parameter in model.named_parameters():
         assert torch.equal(parameter, run.masters[key].to(torch.bfloat16))

@@ -186,6 +186,10 @@ def test_a_saved_pipeline_is_replaced_whole(saved: Saved, kind: str, tmp_path: P
     names = {path.relative_to(new) for path in new.rglob("*")} | {Path("notes.md")}
     assert {path.relative_to(old) for path in old.rglob("*")} == names
     assert opened(old).family.record == opened(saved(kind), **settings).family.record
+    pipe = opened(old)
+    (old / "head").mkdir()  # trained since
+    pipe.save_pretrained(old)
+    assert (old / "head").is_dir()
     with pytest.raises(InputError, match=r"cannot be saved in .*notes\.md"):
         opened(saved(kind), None).save_pretrained(old / "notes.md")
 

@@ -59,13 +59,15 @@ def lock_out(out: Path) -> Iterator[None]:
     Raises:
         StoreError: The folder cannot be written, or another process trains there.
     """
+    was_there = out.exists()
     with writer_lock(out):
         try:
             yield
         finally:
             with suppress(OSError):  # the folder is in use, or the system keeps open files
                 (out / LOCK).unlink()
-                out.rmdir()
+                if not was_there:
+                    out.rmdir()
 
 
 def read_codes(path: Path) -> "tuple[NDArray[np.int64], NDArray[np.int64] | NDArray[np.float32]]":

@@ -120,6 +120,6 @@ class TextEncoder:
 
 
 def _warn_of_length(counts: Sequence[int], length: int) -> None:
-    if max(counts) > length:
+    if max(counts, default=0) > length:
         text = f"a prompt has {max(counts)} tokens; the model reads the first {length}."
         warnings.warn(text, stacklevel=3)  # without the prompt: Python remembers every warning

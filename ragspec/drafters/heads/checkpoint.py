@@ -159,7 +159,8 @@ def refuse_damage(folder: Path | str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # transformers, safetensors and pickle have errors of their own
-        if isinstance(error, RagspecError) and not isinstance(error, InputError):
+        passes = RagspecError, MemoryError, ImportError
+        if isinstance(error, passes) and not isinstance(error, InputError):
             raise
         raise ModelError(
             f"{folder} holds no draft head that can be read ({error}); fetch or train it again."

@@ -151,7 +151,7 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
 def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Return the files of a model by path, size and time."""
     paths = sorted(path for each in ("*.safetensors", "*.json") for path in folder.glob(each))
-    stats = [(str(path.resolve()), path.stat()) for path in paths]
+    stats = [(str(path.resolve()), path.stat()) for path in paths if path.is_file()]
     return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 

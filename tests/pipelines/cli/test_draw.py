@@ -4,6 +4,7 @@ import json
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -113,6 +114,16 @@ def test_no_half_image_stays_where_a_write_fails(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         _write_new(tmp_path / "image.png", iter(()), "no bytes")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_opened_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "image.png").write_bytes(b"before")
+    monkeypatch.setattr(Path, "open", Mock(side_effect=OSError(24, "too many open files")))
+    with pytest.raises(OSError, match="too many"):
+        _write_new(tmp_path / "image.png", iter(()), b"new")
+    assert (tmp_path / "image.png").exists()
 
 
 def test_a_missing_seed_is_chosen_and_printed(folder: str, tmp_path: Path, capsys: Capture) -> None:

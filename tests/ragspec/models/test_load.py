@@ -76,6 +76,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "expected int": {"hidden_size": "64"},
     "ZeroDivisionError": {"num_attention_heads": 0},
     "other sizes": {"vocab_size": 200},
+    r"no model_type in it\)": {"model_type": ""},
     "GPTQ": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
     "model .*never runs": {"model_type": "custom", "auto_map": CODE},
 }

@@ -108,6 +108,8 @@ def test_running_lines_stand_once_and_the_text_stays() -> None:
     ]
     bodies = [f"Text of {w}.\nMore {w}." for w in "bcd"]
     assert without_running_lines(pages) == ([pages[0], *bodies], 6)
+    padded = [f"Text of {word}.\nMore {word}.\n{n:03}" for n, word in enumerate("abcd", 9)]
+    assert without_running_lines(padded) == ([padded[0], *bodies], 3)
     left = ["Part one | 2", "3 | Of apples", "Part one | 4", "5 | Of apples"] * 2
     facing = [
         f"{line}\nBody {word}\nend {word}" for line, word in zip(left, "abcdefgh", strict=True)

@@ -101,6 +101,7 @@ def test_titles_come_from_front_matter_and_their_changes_are_seen(tmp_path: Path
     assert document.title == "The Pump" and [text for _, text in document.headings] == ["Use"]
     assert load(tmp_path, "a.md", source.replace(b" 'The", b" >-\n The\n ")).title == "The Pump"
     assert load(tmp_path, "b.md", source.replace(b"title", b"date")).title == "Use"
+    assert load(tmp_path, "c.md", source.replace(b" 'The", b"\n  en: 'The")).title == "Use"
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "page.html"
     page.write_text("<title>Old</title><p>Text.")

@@ -134,7 +134,8 @@ def nested(path: Path) -> None:
     outer, mail, inner = EmailMessage(), EmailMessage(), EmailMessage()
     outer["From"], inner["Subject"] = "Ann", "Inner"
     mail.set_content("Plain.")
-    mail.add_alternative("<p>Plain.", subtype="html")
+    mail.add_alternative("<p>Plain.", subtype="html", params={"name": "plain.html"})
+    mail.set_param("name", "both")
     mail.add_alternative(b"x", "image", "png", filename="a.png")
     inner.set_content("Forwarded.")
     mail.add_attachment(inner)
@@ -291,6 +292,8 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         [],
     ),
     ("d.csv", write("\nA;B (x, y)\n1\u20282;3,5"), "A\tB (x, y)\nA: 1 2; B (x, y): 3,5", "", []),
+    ("e.csv", write("On, High ($|EUR)\n1, 2"), "On\tHigh ($|EUR)\nOn: 1; High ($|EUR): 2", "", []),
+    ("f.csv", write('1,"two\nlines"\n3,"x" y'), "1\ttwo lines\n3\tx y", "", []),
     ("c.tsv", write('1\t"a\n2\tb'), '1\t"a\n2\tb', "", ["quotes are not closed"]),
     ("a.tsv", write("1\t2\n3\t4\n"), "1\t2\n3\t4", "", []),
     ("b.tsv", write("\tmm\nSeal\t4\n"), "\tmm\nSeal; mm: 4".strip(), "", []),

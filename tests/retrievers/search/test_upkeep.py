@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +149,26 @@ def test_a_missing_folder_takes_nothing_out(folder: Path, embedder: Path, tmp_pa
     for wrong in (tmp_path / "nowhere", tmp_path / "elsewhere"):
         with pytest.raises(StoreError):
             refresh(wrong)
+
+
+def test_documents_of_a_folder_that_cannot_be_read_stay(
+    folder: Path, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, closed = built([folder], tmp_path / "idx", embedder), folder / "sub"
+
+    def refusing(function: Any) -> Any:
+        def call(path: Any) -> Any:
+            if str(path) == str(closed):
+                raise PermissionError(13, "Permission denied", str(closed))
+            return function(path)
+
+        return call
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    change = refresh(index)
+    assert not change.removed and [each.path for each in change.skipped] == [str(closed)]
+    assert len(PassageIndex.open(index).documents) == 6
     assert not (tmp_path / "nowhere").exists()
 
 
