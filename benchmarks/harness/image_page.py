@@ -13,7 +13,7 @@ from evaluation.scatter import QualityPoint, Scatter, scatter
 
 from harness.image_table import COLUMNS, cells
 from harness.image_variants import DRAFT_ONLY, PLAIN, Variant
-from ragspec.pipelines.page.page import save
+from ragspec.storage.filesystem import write_output
 
 if TYPE_CHECKING:
     from harness.image_options import ImageBenchOptions, Prepared
@@ -45,7 +45,7 @@ def write_images(
         "rows": [cells(row) for row in rows],
         "pictures": True,
     }
-    save(render_template("images.html.j2", **values), out)
+    write_output(out, "the page", render_template("images.html.j2", **values))
 
 
 def _panel(options: ImageBenchOptions, ready: Prepared, variant: Variant) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from harness.image_page import quality_scatter
 from harness.image_variants import PLAIN, Variant
 from harness.latent_table import COLUMNS, cells
 from harness.latent_variants import FEWER, build_latent_variant
-from ragspec.pipelines.page.page import save
+from ragspec.storage.filesystem import write_output
 from ragspec.visual.output import OUTCOMES
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def write_latents(
         "rows": [cells(row) for row in rows],
         "pictures": True,
     }
-    save(render_template("latents.html.j2", **values), out)
+    write_output(out, "the page", render_template("latents.html.j2", **values))
 
 
 def _samples(

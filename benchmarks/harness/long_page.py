@@ -10,7 +10,7 @@ from evaluation.line_charts import FEW, LineChart, colours_by_name, line_chart
 from evaluation.pages import render_template
 
 from harness.long_table import COLUMNS, LongRow, series, tables
-from ragspec.pipelines.page.page import save
+from ragspec.storage.filesystem import write_output
 
 WIDE, HIGH = 920, 300
 SMALL_WIDE, SMALL_HIGH = 440, 210
@@ -34,10 +34,9 @@ def write_lengths(rows: Sequence[LongRow], summary: str, out: Path) -> None:
     kinds = dict.fromkeys(row.kind for row in rows)
     parts = [_part(kind, [r for r in rows if r.kind == kind], colours) for kind in kinds]
     values = {"parts": [part for part in parts if part], "columns": COLUMNS}
-    save(
-        render_template("lengths.html.j2", summary=summary, tables=list(tables(rows)), **values),
-        out,
-    )
+    every = list(tables(rows))
+    page = render_template("lengths.html.j2", summary=summary, tables=every, **values)
+    write_output(out, "the page", page)
 
 
 def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part | None:

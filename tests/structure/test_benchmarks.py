@@ -1,5 +1,6 @@
 """The benchmark scripts run on generated data."""
 
+import ast
 import gzip
 import importlib
 import importlib.util
@@ -377,3 +378,17 @@ def test_head_forms(folder: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in printed.splitlines()]
     assert [row["form"] for row in rows] == ["medusa", "dflash"]
     assert all(row["tokens_per_forward"] >= 1 and len(row["by_depth"]) == 4 for row in rows)
+
+
+def test_scripts_import_what_the_library_has() -> None:
+    lacking = []
+    for path in SCRIPTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ragspec"):
+                module = importlib.import_module(str(node.module))
+                for name in (each.name for each in node.names):
+                    place = f"{node.module}.{name}"
+                    below = hasattr(module, "__path__") and importlib.util.find_spec(place)
+                    if not (hasattr(module, name) or below):
+                        lacking.append(f"{path.name}: {place}")
+    assert not lacking
