@@ -181,6 +181,7 @@ def test_a_saved_pipeline_is_replaced_whole(saved: Saved, kind: str, tmp_path: P
     opened(saved("codes"), "model").save_pretrained(old)
     (old / "notes.md").write_text("mine")
     (old / "relaxation.json").write_text("of codes")
+    (old / "head").mkdir()
     for root in (old, new):
         opened(saved(kind), None, **settings).save_pretrained(root)
     names = {path.relative_to(new) for path in new.rglob("*")} | {Path("notes.md")}

@@ -126,8 +126,7 @@ def test_a_stop_is_the_answer_to_pictures_that_it_cuts_short(
 
     monkeypatch.setattr(app, "draw", slow)
     with ThreadPoolExecutor(1) as other:
-        settings = ServerSettings(drain=0.0)
-        with served(instance, settings, images={"emoji": pipe}) as (client, _):
+        with served(instance, ServerSettings(drain=0.0), images={"emoji": pipe}) as (client, _):
             url = f"{client.base_url}/v1/images/generations"
             cut = other.submit(httpx.post, url, json={"prompt": "red heart"}, timeout=60)
             assert begun.wait(20)

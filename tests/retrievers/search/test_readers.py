@@ -25,7 +25,8 @@ TRACKED = f"""<w:p xmlns:w="{WORD}" xmlns:m="{MATH}">
 <w:r><w:t>It is </w:t></w:r><w:del><w:r><w:delText>old</w:delText></w:r></w:del>
 <w:ins><w:r><w:t>new: </w:t></w:r></w:ins><m:oMath><m:f><m:fPr/><m:num><m:r><m:t>a+b</m:t></m:r>
 </m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f><m:rad><m:deg/><m:e><m:r><m:t>y</m:t></m:r></m:e>
-</m:rad><m:d><m:dPr><m:sepChr m:val=","/></m:dPr><m:e><m:r><m:t>u</m:t></m:r></m:e><m:e><m:r>
+</m:rad><m:d><m:dPr><m:begChr m:val="["/><m:sepChr m:val=","/><m:endChr m:val="]"/></m:dPr>
+<m:e><m:r><m:t>u</m:t></m:r></m:e><m:e><m:r>
 <m:t>v</m:t></m:r></m:e></m:d><m:nary><m:sub/><m:sup><m:d><m:e><m:r><m:t>n</m:t></m:r></m:e></m:d>
 </m:sup><m:e><m:r><m:t>x</m:t></m:r></m:e></m:nary></m:oMath><w:r><w:sym/></w:r></w:p>"""
 MAIL = b"""From: Ann <ann@example.org>\r
@@ -238,7 +239,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "a.docx",
         docx,
         "The pump\n\nIt lifts 10^6 litres of CO₂\n\nPart\tPrice\nSeal\t4.50\n\n"
-        "It is new: (a+b)/2√y(u,v)∫^(n) x\ufffd\n\nfirst",
+        "It is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst",
         "The pump",
         ["1 tracked deletions", "1 symbols", "1 automatic numbers", "1 headers and footers"],
     ),
