@@ -92,17 +92,12 @@ def read_notebook(path: Path, data: bytes) -> Extract:
         raise DocumentError(f"{path} is no notebook; expected JSON with cells or worksheets.")
     with parsing(path):
         sheets = [notebook, *notebook.get("worksheets", ())]  # these up to version 3
-        cells = [
-            (
-                cell["cell_type"],
-                "".join(cell["source"] if "source" in cell else cell["input"]),
-                *(dict(o.get("data") or o) for o in cell.get("outputs") or ()),
-            )
-            for sheet in sheets
-            for cell in sheet.get("cells", ())
-        ]
+        cells = [cell for sheet in sheets for cell in sheet.get("cells", ())]
+        kinds = [cell["cell_type"] for cell in cells]
+        sources = ["".join(cell["source"] if "source" in cell else cell["input"]) for cell in cells]
+        every = [[dict(o.get("data") or o) for o in cell.get("outputs") or ()] for cell in cells]
     parts, pictures = [], 0
-    for kind, text, *outputs in cells:
+    for kind, text, outputs in zip(kinds, sources, every, strict=True):
         headings = markdown_headings(text) if kind == "markdown" else ()
         pictures += sum(any(form.startswith("image/") for form in each) for each in outputs)
         texts = filter(None, [text, *map(output_text, outputs)])

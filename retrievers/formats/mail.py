@@ -77,15 +77,13 @@ def _body(path: Path, body: EmailMessage) -> Extract:
 
 def read_mailbox(path: Path, data: bytes) -> Extract:
     """Return the messages of a mailbox in their order; raise DocumentError if it is none."""
-    starts = [*START.finditer(data)]
-    if not starts:
+    messages = START.split(data)[1:]
+    if not messages:
         raise DocumentError(f"{path} is no mailbox; expected messages that begin with a From line.")
-    ends = [match.start() for match in starts[1:]] + [len(data)]
     parts = []
-    for start, end in zip(starts, ends, strict=True):
+    for message in messages:
         try:
-            message = QUOTED_FROM.sub(rb"\1", data[start.end() : end])
-            parts.append(read_message(path, message))
+            parts.append(read_message(path, QUOTED_FROM.sub(rb"\1", message)))
         except DocumentError as error:
             reason = str(error).removeprefix(f"{path} ")
             parts.append(Extract("", notes=(f"message {len(parts) + 1} left out: it {reason}",)))

@@ -1,7 +1,6 @@
 """Plain text, Markdown, reStructuredText and Python: the file's text, with title and headings."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,13 +52,8 @@ def read_python(path: Path, data: bytes) -> Extract:
 
 def markdown_headings(text: str) -> tuple[tuple[int, str], ...]:
     """Return (offset, heading) of Markdown, without front matter and fenced code."""
-    front = FRONT_MATTER.match(text)
-    return tuple(_headings(text, front.end() if front else 0))
-
-
-def _headings(text: str, start: int) -> Iterator[tuple[int, str]]:
-    fence = ""
-    for match in MARKDOWN_PART.finditer(text, start):
+    front, fence, headings = FRONT_MATTER.match(text), "", []
+    for match in MARKDOWN_PART.finditer(text, front.end() if front else 0):
         if mark := match["fence"]:
             if not fence:
                 fence = mark
@@ -67,4 +61,5 @@ def _headings(text: str, start: int) -> Iterator[tuple[int, str]]:
                 fence = ""
         elif not fence:
             hashed = CLOSING.sub("", (match["hashed"] or "").rstrip()).rstrip()
-            yield match.start(), hashed or match["underlined"].strip()
+            headings.append((match.start(), hashed or match["underlined"].strip()))
+    return tuple(headings)

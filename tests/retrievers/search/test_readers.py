@@ -15,6 +15,7 @@ import pytest
 from ragspec.errors import DocumentError, MissingExtraError
 from ragspec.retrievers.search.documents import Document, load_document, load_documents
 from ragspec.retrievers.search.passage_index import PassageIndex
+from tests.support.toy_pdf import pdf_of
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 MATH = "http://schemas.openxmlformats.org/officeDocument/2006/math"
@@ -226,6 +227,10 @@ def epub(path: Path) -> None:
             file.writestr(f"o/{name} .xhtml", PAGE.format(name))
 
 
+def pdf(path: Path) -> None:
+    path.write_bytes(pdf_of("The quick brown fox."))
+
+
 def write(data: bytes | str) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         path.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -387,13 +392,14 @@ def test_office_files_of_other_writers_are_read_or_say_why(
         load_document(path)
 
 
-@pytest.mark.parametrize("make", [docx, pptx, xlsx, epub])
-def test_damaged_archives_are_refused_or_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("make", [docx, pptx, xlsx, epub, pdf])
+def test_damaged_files_are_refused_or_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / f"a.{make.__name__}"
     make(path)
     whole = path.read_bytes()
-    for at in range(0, len(whole), max(1, len(whole) // 12)):
-        path.write_bytes(whole[:at] + bytes(40) + whole[at + 40 :])
+    steps = range(0, len(whole), max(1, len(whole) // 16))
+    for data in [whole[:at] + each for at in steps for each in (b"", bytes(40) + whole[at + 40 :])]:
+        path.write_bytes(data)
         try:
             assert isinstance(load_document(path), Document)
         except DocumentError as error:
