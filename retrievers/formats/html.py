@@ -246,7 +246,7 @@ class TextWriter:
         """Begin an element and write its text."""
         tag = element.tag
         if tag in CELLS:
-            if element.getprevious() is not None:
+            if next(element.itersiblings(*CELLS, preceding=True), None) is not None:
                 self._gap = self._gap.strip(" ") + "\t"
             self._cells += next(element.iter(*LAYOUT), None) is None
         self._break(tag)
@@ -291,7 +291,7 @@ class TextWriter:
             self._gap = " " if text.endswith(" ") else ""
 
     def _put(self, text: str) -> None:
-        gap = self._gap if self.length else ""
+        gap = self._gap if self.length else self._gap.strip("\n ")
         self._gap = ""
         self.parts += (gap, text)
         self.length += len(gap) + len(text)

@@ -72,7 +72,7 @@ def _body(path: Path, body: EmailMessage) -> Extract:
     plain = strict(data, codec) if plain is None else plain
     text = decode(path, data) if plain is None else Extract(plain.replace("\r\n", "\n"))
     page = read_html(text.text) if body.get_content_subtype() == "html" else text
-    return Extract(clean(page.text.strip()), notes=text.notes + page.notes)
+    return Extract(clean(page.text.strip("\r\n ")), notes=text.notes + page.notes)
 
 
 def read_mailbox(path: Path, data: bytes) -> Extract:

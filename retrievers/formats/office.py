@@ -57,6 +57,9 @@ def read_part(part: "_Element", counts: Counter[str], styles: Mapping[str, str])
 
     parser = etree.XMLParser(recover=True, resolve_entities=False)  # an undefined entity stays one
     root = etree.fromstring(etree.tostring(part), parser)
+    for row in list(root.iterfind(".//{*}tr/{*}trPr/{*}del/../..")):
+        row.tag = "del"
+    etree.strip_tags(root, "{*}sdt", "{*}sdtContent", "{*}customXml", "{*}smartTag", "{*}proofErr")
     changes = root.iter("{*}del", "{*}moveFrom")
     counts["tracked deletions"] += sum(bool(len(element)) for element in changes)
     for element in root.iter("{*}d", "{*}nary"):  # brackets and operators are properties

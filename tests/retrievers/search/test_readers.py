@@ -50,7 +50,7 @@ PART = b"--B\nContent-Type: %s\n\n%s\n"
 LATIN = b"From: Ann\nContent-Type: multipart/mixed; boundary=B\n\n%s%s%s--B--\n" % (
     PART % (b"text/plain; charset=iso-8859-1", b"\x93q\x94"),
     PART % (b"text/plain; charset=us-ascii", "ü".encode()),
-    PART % (b"text/html; charset=undefined", b"<ol><li>a&#12;b</ol>"),
+    PART % (b"text/html; charset=undefined", b"<table><td><td>c</table><ol><li>a&#12;b</ol>"),
 )
 SEALED = b"From: Ann <ann@example.org>\nContent-Type: application/pgp-encrypted\n\nx"
 BEGIN = b"From a@b Mon Jan  1 10:00:00 2024\n"
@@ -272,7 +272,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         ["attachment bill.pdf"],
     ),
     ("b.eml", nested, NESTED, "", ["attachment a.png", "attachment application/pkcs7"]),
-    ("d.eml", write(LATIN), "From: Ann\n\n“q”\n\nü\n\n1. a b", "", []),
+    ("d.eml", write(LATIN), "From: Ann\n\n“q”\n\nü\n\n\tc\n\n1. a b", "", []),
     ("c.eml", write(SEALED), "From: Ann <ann@example.org>", "", ["pgp-encrypted left out"]),
     (
         "a.mbox",
