@@ -40,6 +40,7 @@ HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
 # What a reader of the screen leaves out as well: menus in other elements, icons, second copies.
 UNSEEN = '//body//*[@role="navigation" or @role="search" or @aria-hidden="true"]'
+NOTED = "//svg[.//text[normalize-space()]] | //body//noscript[normalize-space()]"  # left out
 MAX_STEPS = 200_000  # over cells of a page, to bring them in line
 DESCRIPTION = 5  # fewest words of a picture's text that are more than its name
 PILCROW = "¶"  # links to headings, as documentation tools write them
@@ -137,6 +138,7 @@ def read_tree(root: _Element, title: str = "") -> Extract:
         alt, kind = element.get("alt"), element.get("class", "")
         if "math" in kind or alt.startswith("$") or len(alt.split()) >= DESCRIPTION:
             element.text = ILLEGAL.sub(" ", alt)
+    notes = dict.fromkeys(f"text of {each.tag} left out" for each in root.xpath(NOTED))
     etree.strip_elements(root, *HIDDEN, with_tail=False)
     align(root)
     number(root)
@@ -145,9 +147,8 @@ def read_tree(root: _Element, title: str = "") -> Extract:
     for event, element in etree.iterwalk(root, events=("start", "end")):
         (writer.open if event == "start" else writer.close)(element)
     text = "".join(writer.parts).rstrip()
-    if not title and writer.headings:
-        title = writer.headings[0][1]
-    return Extract(text, title, tuple(writer.headings))
+    title = title or next((heading for _, heading in writer.headings), "")
+    return Extract(text, title, tuple(writer.headings), notes=tuple(notes))
 
 
 def read_epub(path: Path, data: bytes) -> Extract:

@@ -12,13 +12,13 @@ from ragspec.retrievers.search.documents import load_document
 from tests.support.toy_pdf import pdf_of
 
 PAGE = """<!doctype html><html><head><title> A  page </title><style>p{}</style></head><body>
-<nav>menu</nav><h1>Main &amp; first</h1><p>One <b>bold</b>
+<nav>menu</nav><svg><text>x</text></svg><h1>Main &amp; first</h1><p>One <b>bold</b>
 word.</p><ul><li>alpha</li><li>beta</li></ul><script>var x = "<p>no</p>";</script>
-<h2>Second</h2><pre>  keep
+<h2>Second</h2><noscript>n</noscript><pre>  keep
     this</pre><table><tr><td>a</td><td>b</td></tr></table></body></html>"""
 
 
-def test_visible_text_with_title_and_headings() -> None:
+def test_visible_text_with_title_headings_and_notes() -> None:
     page = read_html(PAGE)
     assert page.title == "A page"
     assert page.text == (
@@ -26,6 +26,8 @@ def test_visible_text_with_title_and_headings() -> None:
     )
     assert [heading for _, heading in page.headings] == ["Main & first", "Second"]
     assert all(page.text[start:].startswith(heading) for start, heading in page.headings)
+    assert page.notes == ("text of svg left out", "text of noscript left out")
+    assert read_html("<h2>Only <i>this</i></h2>text").title == "Only this"
 
 
 @pytest.mark.parametrize(
@@ -77,10 +79,6 @@ def test_markup_that_is_broken_or_changes_a_meaning_is_text(source: str, text: s
 def test_pages_that_nest_too_deeply_lose_tags_but_no_text() -> None:
     page = read_html("<p>first" + "<div>" * 5000 + "last")
     assert page.text == "first last" and "nested too deeply" in page.notes[0]
-
-
-def test_title_falls_back_to_the_first_heading() -> None:
-    assert read_html("<h2>Only <i>this</i></h2>text").title == "Only this"
 
 
 @given(st.text(alphabet="<>/ab1 h&;!-\n\"'=") | st.text())
