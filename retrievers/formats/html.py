@@ -37,6 +37,7 @@ BLOCKS = LOOSE | {"br", "caption", "dd", "dt", "legend", "li", "ol", "optgroup",
 BLOCKS |= {"tbody", "tfoot", "thead", "tr", "ul"}
 CELLS = frozenset({"td", "th"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
+STRUCK = frozenset({"del", "s", "strike"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
 # What a reader of the screen leaves out as well: menus in other elements, icons, second copies.
 UNSEEN = '//body//*[@role="navigation" or @role="search" or @aria-hidden="true"]'
@@ -217,9 +218,13 @@ def flatten(root: _Element) -> None:
     """Replace formulas and preformatted parts of a tree by their text, the innermost first."""
     for element in root.iter("br"):
         element.text = "\n"
-    for element in reversed(list(root.iter("pre", *FORMULAS))):
+    for element in reversed(list(root.iter("pre", *STRUCK, *FORMULAS))):
         text, tail = "".join(element.itertext()), element.tail
-        if element.tag == "pre":
+        if element.tag in STRUCK:
+            if any(each.tag in BLOCKS and each.tag != "br" for each in element.iter()):
+                continue
+            text = re.sub(r"(?s)\S(.*\S)?", r"~~\g<0>~~ ", text.replace("~~", ""), count=1)
+        elif element.tag == "pre":
             text = INVISIBLE.sub("", text).replace("\xa0", " ").removeprefix("\n").rstrip()
         else:
             parts, shapes = [SPACES.sub(" ", text).strip()], FORMULAS[element.tag]

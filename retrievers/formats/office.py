@@ -28,10 +28,11 @@ HTML_NAMES = FORMULA_NAMES | {
 }  # fmt: skip
 MARKS = {"begChr": "(", "sepChr": "|", "endChr": ")", "chr": "∫"}  # of formulas, by default
 UNREAD = ("sym", "acc", "bar", "groupChr", "eqArr")
-TEXTS = {"tab": " ", "noBreakHyphen": "-", "footnoteReference": "[{}]", "endnoteReference": "[{}]"}
-TEXTS["sym"] = "\ufffd"
+TEXTS = {"tab": " ", "noBreakHyphen": "-", "sym": "\ufffd"}
+TEXTS |= {"footnoteReference": "[{}]", "endnoteReference": "[endnote {}]"}
 # Deletions and moves that are tracked, second copies, tab stops, and properties of formulas.
 DROPPED = ("del", "moveFrom", "Fallback", "tabs", *(f"{name}Pr" for name in FORMULA_NAMES))
+STRUCK = '*/@strike[.!="noStrike"] | */*[contains(name(), "strike")][not(@*="0" or @*="false")]'
 RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
 HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
 
@@ -92,10 +93,11 @@ def read_part(part: "_Element", counts: Counter[str], styles: Mapping[str, str])
 
 
 def shape_of(run: "_Element") -> str:
-    """Return "sup", "sub" or "span" for a run of text; a run joins a like one before it."""
+    """Return "sup", "sub", "del" or "span" for a run of text; a run joins a like one before it."""
     shift = attribute(run, "rPr/vertAlign/val") or attribute(run, "rPr/baseline")
     high = shift == "superscript" or shift.rstrip("%").strip("0").isdigit()
-    name = "sup" if high else "sub" if shift == "subscript" or shift.startswith("-") else "span"
+    plain = "del" if run.xpath(STRUCK) else "span"
+    name = "sup" if high else "sub" if shift == "subscript" or shift.startswith("-") else plain
     before = run.getprevious()
     if name != "span" and before is not None and before.tag == name:
         run[:0] = list(before)
@@ -122,14 +124,15 @@ def read_docx(path: Path, data: bytes) -> Extract:
         for relation in file.part.rels.values():
             kind = relation.reltype.rpartition("/")[2]
             if kind in ("footnotes", "endnotes"):
-                at_foot += etree.fromstring(relation.target_part.blob)
+                part = etree.fromstring(relation.target_part.blob)
+                at_foot += [(f"{kind[:-1]}Reference", note) for note in part]
             elif kind in ("header", "footer") and any(relation.target_part.element.itertext()):
                 running += 1
     parts = [read_part(body, counts, styles)]
-    for note in at_foot:
+    for name, note in at_foot:
         if not attribute(note, "type"):  # one of a type is a separator
             text = read_part(note, counts, {}).text
-            parts.append(Extract(f"[{attribute(note, 'id')}] {text}"))
+            parts.append(Extract(f"{TEXTS[name].format(attribute(note, 'id'))} {text}"))
     counts["headers and footers"] = running
     notes += [f"{count} {what} left out" for what, count in counts.items() if count]
     return replace(joined(parts, title or parts[0].title), notes=tuple(notes))

@@ -69,6 +69,10 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<body aria-hidden=true>behind a window", "behind a window"),
         ("<ol start=3><li>a<li value=9><p>b</p><p>c</p><li>d</ol>", "3. a\n\n9. b\n\nc\n\n10. d"),
         ("<ol type=a><li>x<ol reversed type=I><li>y<li>z</ol></ol>", "a. x\nII. y\nI. z"),
+        ("a <del>5<b>0</b></del><ins>60</ins>", "a ~~50~~ 60"),
+        ("<s>a<strike>b</strike><br>1</s>2<del><p>c<p>d</del>", "~~ab 1~~ 2\n\nc\n\nd"),
+        ("<pre>a\n <del>b\n c</del>d</pre>", "a\n ~~b\n c~~ d"),
+        ("<table><tr><th><th>a<tr><td>b<td>1</table>", "\ta\nb\t1"),
         ("<ol type=i start=99><li value=x>q<ul><li>r</ul></ol>", "99. q\nr"),
     ],
 )

@@ -158,9 +158,18 @@ def docx(path: Path) -> None:
     line.add_run("6").font.superscript = True
     line.add_run(" litres of CO")
     line.add_run("2").font.subscript = True
-    table = file.add_table(2, 2)
-    for cell, text in zip(table._cells, ("Part", "Price", "Seal", "4.50"), strict=True):
+    line.add_run("5").font.strike, line.add_run("6").font.strike = True, False
+    table = file.add_table(3, 2)
+    for cell, text in zip(table._cells, ("Part", "Price", "Seal", "4.50", "-", "-"), strict=True):
         cell.text = text
+    table.rows[1].height = 9
+    etree.SubElement(table.rows[0]._tr, f"{{{WORD}}}sdt").append(table.rows[0]._tr.tc_lst[1])
+    etree.SubElement(table.rows[2]._tr.get_or_add_trPr(), f"{{{WORD}}}del")
+    for kind in ("footnote", "endnote"):
+        etree.SubElement(line.add_run()._r, f"{{{WORD}}}{kind}Reference", {f"{{{WORD}}}id": "1"})
+        blob = f'<n xmlns:w="{WORD}"><n id="1"><w:r><w:t>{kind}</w:t></w:r></n></n>'.encode()
+        uri = docx.opc.packuri.PackURI(f"/word/{kind}s.xml")
+        file.part.relate_to(docx.opc.part.Part(uri, "text/xml", blob), f"/{kind}s")
     file.add_paragraph("first", style="List Bullet")
     table._tbl.addnext(etree.fromstring(TRACKED.replace("\n", "")))
     style = '<w:style xmlns:w="{}" w:styleId="Untyped"/>'
@@ -243,10 +252,10 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     (
         "a.docx",
         docx,
-        "The pump\n\nIt lifts 10^6 litres of CO₂\n\nPart\tPrice\nSeal\t4.50\n\n"
-        "It is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst",
+        "The pump\n\nIt lifts 10^6 litres of CO₂~~5~~ 6[1][endnote 1]\n\nPart\tPrice\nSeal\t4.50\n"
+        "\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n[1] footnote\n\n[endnote 1] endnote",
         "The pump",
-        ["1 tracked deletions", "1 symbols", "1 automatic numbers", "1 headers and footers"],
+        ["2 tracked deletions", "1 symbols", "1 automatic numbers", "1 headers and footers"],
     ),
     (
         "a.pptx",
