@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from io import BytesIO, StringIO
@@ -17,25 +17,31 @@ NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, a
 PERCENT = re.compile(r"(?:\.(0+))?%")
 
 
-def row_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def row_lines(rows: Iterable[Sequence[str]], numeric: Container[int] = ()) -> Iterator[str]:
     """Yield a line for each row: "Name: value; ..." below a row of names, else cells and tabs.
 
-    The first row names the columns if its cells are several different texts, none a number. The
-    first may be empty, above the names of the rows.
+    The first row names the columns if its cells are several different texts, none a number; a row
+    in `numeric` has one. The first may be empty, above the names of the rows. A row of texts below
+    an empty row starts a table with other names, or with none if a row above is like it.
     """
-    names: list[str] | None = None
-    for row in rows:
-        cells = [" ".join(cell.split()) for cell in row]
-        while cells and not cells[-1]:
-            cells.pop()
-        if names:
+    names, texts, is_start = list[str](), None, True  # texts: is a row like the names?
+    for index, row in enumerate(rows):
+        cells = "\t".join(" ".join(cell.split()) for cell in row).rstrip("\t").split("\t")
+        is_text = index not in numeric and not any(map(NUMBER.fullmatch, cells))
+        is_text = is_text and all(cells[1:]) and 1 < len(cells) == len(set(cells))
+        is_title = len(cells) < 2 and (is_start or not cells[0])
+        is_header = is_start and is_text and (texts is not None or not names)
+        if is_header:
+            names, texts = ([], True) if texts else (cells, None)
+        elif not is_title:
+            names = [] if is_start and len(cells) > len(names) else names
+            texts = bool(texts) or is_text
+        if names and not is_title and not is_header:
             pairs = zip(names + [""] * (len(cells) - len(names)), cells, strict=False)
             yield "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
-            continue
-        yield "\t".join(cells)
-        if names is None and cells:
-            named = all(cells[1:]) and not any(NUMBER.fullmatch(cell) for cell in cells)
-            names = cells if named and 1 < len(cells) == len(set(cells)) else []
+        else:
+            yield "\t".join(cells)
+        is_start = is_title
 
 
 def read_csv(path: Path, data: bytes) -> Extract:
@@ -44,8 +50,11 @@ def read_csv(path: Path, data: bytes) -> Extract:
     text, notes, delimiter = extract.text, extract.notes, "\t"
     if format_of(path) != ".tsv":
         lines = text.lstrip("\n").split("\n", 2)[:2]  # a name of a column may hold another one
-        counts = {each: [line.count(each) for line in lines if line] for each in ";,\t|"}
-        delimiter = max(counts, key=lambda each: (min(counts[each]), counts[each]))
+        counts = {each: [line.count(each) for line in lines if line] or [0] for each in ";\t|,"}
+        alike = {each for each in ";\t|" if 0 < min(counts[each]) == max(counts[each])}
+        delimiter = max(counts, key=lambda each: (each in alike, min(counts[each]), counts[each]))
+        if match := re.match(r"sep=([;,|\t])(?=\n|$)", text, re.I):  # as Excel writes it
+            text, delimiter = text[match.end() :], match[1]
     csv.field_size_limit(MAX_BYTES)
     try:
         rows = [*csv.reader(StringIO(text), delimiter=delimiter, strict=True)]
@@ -71,18 +80,20 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
         if sheet.sheet_state != "visible":
             notes.append(f"the hidden sheet {clean(sheet.title)} left out")
             continue
-        rows = []
+        rows, numeric = list[list[str]](), set[int]()
         with parsing(path):  # which reads while it yields
             sheet.reset_dimensions()  # files state fewer cells than they have
             unevaluated.reset_dimensions()
             for row in zip(sheet.iter_rows(), unevaluated.iter_rows(), strict=True):
                 pairs = list(zip(*row, strict=True))
+                if any(isinstance(a.value, int | float) for a, _ in pairs):
+                    numeric.add(len(rows))
                 unsaved += sum(a.value is None and b.value is not None for a, b in pairs)
                 rows.append([cell_text(b if a.value is None else a) for a, b in pairs])
                 size += sum(map(len, rows[-1]))
                 if size > MAX_BYTES:  # a text that many cells share is packed once
                     raise DocumentError(f"{path} unpacks to more than {MAX_BYTES} characters.")
-        text = "\n".join(row_lines(rows)).rstrip("\n")
+        text = "\n".join(row_lines(rows, numeric)).rstrip("\n")
         parts.append(Extract(text, headings=((0, f"{path.name}, sheet {clean(sheet.title)}"),)))
     if unsaved:
         notes.append(f"formulas without a saved result, left as formulas: {unsaved}")

@@ -55,6 +55,7 @@ def test_unusable_files_of_a_folder_are_skipped_with_the_reason(tmp_path: Path) 
         ("a.parquet", b"{}", "data file"),
         ("a.txt", b"\x00\x01\x02" * 50, "binary"),
         ("a.txt", b"", "no text"),
+        ("a.csv", b"\n\n", "no text"),
         ("a.pdf", b"hello", "no PDF"),
         ("a.pdf", b"%PDF-1.7\n" + b"\x00" * 200, "broken PDF"),
         ("a.html", b"<script>x()</script>", "no text"),
