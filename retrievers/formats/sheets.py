@@ -5,6 +5,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
 from ragspec.retrievers.formats.readers import MAX_BYTES, format_of, left_out, parsing
 
 NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, an amount
-PERCENT = re.compile(r"(?:\.(0+))?%")
+# Of a format of numbers: text, an escape, a gap, a currency or a colour; and a plain section.
+LITERAL = re.compile(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^]-]*))?[^]]*\]')
+LITERALS = r'((?:"[^"]*"|[\\_*].|\[[^]<=>]*\]|[^]["\\_*#?0.,;@/EG])*)'
+DIGITS = r"(?=\.?[#?0])((?:[#?0,]{,30}[#?0])?)(?:\.([#?0]{,30}))?"
+SECTION = re.compile(f"{LITERALS}{DIGITS}{LITERALS}(?:;|$)")
 
 
 def row_lines(rows: Iterable[Sequence[str]], numeric: Container[int] = ()) -> Iterator[str]:
@@ -101,12 +106,21 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
 
 
 def cell_text(cell: Any) -> str:
-    """Return the value of a cell as its reader sees it, as far as its format is plain."""
+    """Return the value of a cell as its reader sees it, with all digits, if its format is plain."""
     value = cell.value
     if isinstance(value, datetime):
         return value.isoformat(" ", "seconds").removesuffix(" 00:00:00")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if match := PERCENT.search(cell.number_format or ""):
-            return f"{value:.{len(match[1] or '')}%}"
-        return f"{value:.15g}" if isinstance(value, float) else str(value)
-    return "" if value is None else str(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "" if value is None else str(value)
+    digits = f"{value:.15g}" if isinstance(value, float) else str(value)
+    section = SECTION.match(cell.number_format or "")
+    if section is None:
+        return digits
+    negative = SECTION.match(section.string, section.end()) if value < 0 else None
+    before, whole, places, after = (negative or section).groups("")
+    amount = abs(Decimal(digits)) * (100 if "%" in LITERAL.sub("", before + after) else 1)
+    zeros = max(places.count("0"), -int(amount.normalize().as_tuple().exponent))
+    number = f"{amount:0{whole.count('0') + zeros + bool(zeros)}.{zeros}f}"
+    signs = "-()" if negative else ""
+    before, after = (LITERAL.sub(r"\1\2\3", each).strip(signs) for each in (before, after))
+    return f"{'-' * (value < 0)}{before}{number}{after}".strip()

@@ -130,6 +130,13 @@ OLD_CODE = {"cell_type": "code", "input": ["1+1"], "outputs": OUTPUTS}
 OLD = {"worksheets": [{"cells": [{"cell_type": "markdown", "source": "# Old"}, OLD_CODE]}]}
 BOOK = "b\n\nText of b.\n\na\n\nText of a."
 PAGE = "<html><body><h1>{0}</h1><p>Text of {0}.</p></body></html>"
+FORMATS: list[tuple[float, str, str]] = [
+    (5, '0" kg"', "5 kg"), (12, '0"%"', "12%"), (12, "0\\%", "12%"), (-45, '0" (%)"', "-45 (%)"),
+    (0.1234, "0.00 %", "12.34 %"), (0.125, "0.#_)%", "12.5%"), (0.005, "0%", "0.5%"),
+    (1234.5, '#,##0.00\\ "€"_-;-0', "1234.50 €"), (-5, '0;[Red]\\(0" loss")', "-5 loss"),
+    (0.5, "[$EUR] 0.00", "EUR 0.50"), (1234, "00000", "01234"), (1234, '0.0,"k"', "1234"),
+    (3, '[<5]0" g";0" kg"', "3"), (10**30, "0.0", f"{10**30}.0"), (0.5, "# ?/?", "0.5"),
+]  # fmt: skip
 
 
 def nested(path: Path) -> None:
@@ -212,6 +219,10 @@ def xlsx(path: Path) -> None:
     sheet.add_chart(openpyxl.chart.BarChart(), "E5")
     hidden = file.create_sheet("Old")
     hidden.sheet_state = "hidden"
+    units = file.create_sheet("Units")
+    for number, (value, form, _) in enumerate(FORMATS, 1):
+        units.append([form, value])
+        units.cell(number, 2).number_format = form
     file.save(path)
     change(path, '<dimension ref="A1:C4"', '<dimension ref="A1"')
 
@@ -268,7 +279,8 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "a.xlsx",
         xlsx,
         "Item\tPrice\tSince\nItem: Seal; Price: 4.5; Since: 2026-03-01\n\n"
-        "Item: Hose; Price: 25.0%; Since: =B2*2",
+        "Item: Hose; Price: 25.0%; Since: =B2*2\n\n"
+        + "\n".join(f"{form}\t{text}" for _, form, text in FORMATS),
         "",
         ["1 charts", "1 drawings", "hidden sheet Old", "formulas without a saved result"],
     ),
