@@ -11,6 +11,7 @@ itself in float32 on .65 of all tokens.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -42,6 +43,7 @@ OPSET, IR_VERSION = 20, 10
 PACKAGES = ("onnxruntime", "onnx")
 Place = Mapping[str, str]  # the external data of a weight in ONNX's format
 IN_MEMORY: Place = MappingProxyType({"location": "memory"})
+INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool})
 SETTINGS = (
     "ORT_DISABLE_TELEMETRY",  # releases from 1.29 on upload figures of use by default
     "ORT_GQA_DISABLE_FLASH_ATTENTION",  # from 1.28 on, its bits differ with the width of a forward
@@ -382,17 +384,45 @@ def declared(name: str, tensor: Tensor, place: Place = IN_MEMORY) -> TensorProto
     return proto
 
 
-SESSIONS: WeakKeyDictionary[BlockLinear, tuple[int, Session]] = WeakKeyDictionary()
+State = tuple[int, torch.dtype, int, str]  # of a weight, see `weight_state`
+
+
+def weight_state(weight: Tensor) -> State:
+    """Return the address, the dtype, the count of changes and a sum of a weight.
+
+    torch does not count changes through `weight.data`. So the sum has entries of every row and
+    every column of a matrix of floats in the memory of the host, and some of other arrays. A change
+    of few entries may be missed.
+    """
+    changes, data = 0 if weight.is_inference() else weight._version, weight.detach()
+    about, n = (weight.data_ptr(), weight.dtype, changes), data.numel()
+    real, plain = data.is_floating_point(), type(data) is Tensor
+    if data.device.type != "cpu" or not plain or not (real or data.dtype in INTEGERS):
+        return *about, ""
+    shape = data.shape if data.dim() == 2 and real else (math.isqrt(n), n)
+    step = _stride(*shape) if data.dim() > 1 else 1
+    return *about, float(data.reshape(-1)[::step].sum(dtype=torch.float64)).hex()
+
+
+def _stride(rows: int, columns: int) -> int:
+    """Return a stride through a flat matrix that visits every row and every column."""
+    step = max(min(rows, columns), 1)
+    while math.gcd(step, columns) > 1:
+        step -= 1
+    return step
+
+
+SESSIONS: WeakKeyDictionary[BlockLinear, tuple[list[State], Session]] = WeakKeyDictionary()
 
 
 def _session(layer: BlockLinear) -> Session:
     """Return the session that multiplies by a layer's weights as they are now."""
     from onnx import TensorProto, helper
 
-    version, session = SESSIONS.get(layer, (-1, None))
-    if session is not None and version == layer.codes._version:
-        return session
     info, weights = helper.make_tensor_value_info, layer.operands
+    states = [weight_state(weight) for weight in weights.values()]
+    if (known := SESSIONS.get(layer)) is not None and known[0] == states:
+        return known[1]
     graph = helper.make_graph(
         [layer.node("x", list(weights), "out")],
         "linear",
@@ -401,7 +431,7 @@ def _session(layer: BlockLinear) -> Session:
         [declared(name, weight) for name, weight in weights.items()],
     )
     session = Session(serialized(graph), weights)
-    SESSIONS[layer] = layer.codes._version, session
+    SESSIONS[layer] = states, session
     return session
 
 

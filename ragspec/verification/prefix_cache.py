@@ -6,15 +6,14 @@ longest common prefix with a cached text. vLLM (arXiv 2309.06180), SGLang (2312.
 other lengths.
 """
 
-import math
 import operator
 import threading
 from collections.abc import Collection, Iterable, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ragspec.errors import InputError
+from ragspec.models.quantized import weight_state
 from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import Layers, SequenceCache
 
@@ -244,33 +243,6 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple | set):
         return [each for each in value if isinstance(each, PLAIN)]
     return None
-
-
-State = tuple[int, torch.dtype, int, str]  # of a weight, see `weight_state`
-
-
-def weight_state(weight: Tensor) -> State:
-    """Return the address, the dtype, the count of changes and a sum of a weight.
-
-    torch does not count changes through `weight.data`. So the sum has entries of every row and
-    every column of a matrix of floats in the memory of the host, and some of a larger array. A
-    change of few entries may be missed.
-    """
-    changes, data = 0 if weight.is_inference() else weight._version, weight.detach()
-    about = weight.data_ptr(), weight.dtype, changes
-    if data.device.type != "cpu" or type(data) is not Tensor or not data.is_floating_point():
-        return *about, ""
-    step = max(1, math.isqrt(data.numel())) if data.dim() > 2 else 1
-    step = _stride(*data.shape) if data.dim() == 2 else step
-    return *about, float(data.reshape(-1)[::step].sum(dtype=torch.float64)).hex()
-
-
-def _stride(rows: int, columns: int) -> int:
-    """Return a stride through a flat matrix that visits every row and every column."""
-    step = max(min(rows, columns), 1)
-    while math.gcd(step, columns) > 1:
-        step -= 1
-    return step
 
 
 def _longest(tokens: list[int], tenant: str, rows: Iterable[Row]) -> tuple[Row | None, int]:

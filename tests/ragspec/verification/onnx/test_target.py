@@ -152,13 +152,17 @@ def test_changed_weights_and_hooks_run_through_the_modules() -> None:
     hook.remove()
     assert write(engine, prompt).report.runtime == "onnx"
     assert before.report.runtime == "onnx"
-    for weight in (model.model.norm.weight, model.model.layers[0].mlp.down_proj.weight.data):
-        engine = Engine(model, None, None)
+    stored, down = small(model), model.model.layers[0].mlp.down_proj.weight.data
+    codes = stored.model.layers[0].mlp.down_proj.codes.data
+    cases = (model, model.model.norm.weight, -3.0), (model, down, -3.0), (stored, codes, 3)
+    for each, weight, factor in cases:
+        engine = Engine(each, None, None)
+        before = write(engine, prompt)
         with torch.no_grad():
-            weight.mul_(-3.0)
+            weight.mul_(factor)
         after = write(engine, prompt)
         assert after.report.runtime == "torch" and after.tokens != before.tokens
-        own = Engine(open_target(model, runtime="torch"), None, None)
+        own = Engine(open_target(copy.deepcopy(each), runtime="torch"), None, None)
         assert after.tokens == write(own, prompt).tokens
 
 
@@ -381,9 +385,8 @@ def test_quantized_labels_and_changes() -> None:
     hook.remove()
     assert write(Engine(target, None, "lookup", budget=4), text).label == "exact"
     linear = type(model.lm_head)
-    model.lm_head.__class__ = type(
-        "Turned", (linear,), {"forward": lambda m, x: -linear.forward(m, x)}
-    )
+    turned = {"forward": lambda m, x: -linear.forward(m, x)}
+    model.lm_head.__class__ = type("Turned", (linear,), turned)
     other = write(Engine(target, None, None), text)
     assert other.report.runtime == "torch" and other.tokens != result.tokens
     assert not target.packs, "the probe after a change lets several sequences share a forward"
