@@ -94,6 +94,7 @@ def known_models() -> list[dict[str, Any]]:
     for folder, facts in cached_graphs():
         context = facts.get("config", {}).get("max_position_embeddings")
         record = {"name": folder.name, "folder": str(folder), "removable": folder.name}
+        record["note"] = "a cached graph, for remove alone"
         records.append({**record, "parameters": facts.get("parameters"), "context": context})
     return records
 
@@ -120,6 +121,6 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
         model["name"],
         f"{size / 1e6:.1f} M" if size else "",
         str(context or ""),
-        model.get("licence") or "",
+        model.get("licence") or model.get("note") or "",
         model["folder"] or f"not here: {model['get']}",
     )
