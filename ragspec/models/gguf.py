@@ -6,29 +6,30 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from ragspec.storage.filesystem import cache_directory
 from ragspec.types import PreTrainedModel, Tokenizer
 
-if TYPE_CHECKING:
-    import torch
-
 RECORD = "gguf.json"
 SPARE = 2**30  # bytes of the disk that stay free
 
 
-def converted_folder(file: Path, dtype: "torch.dtype | str") -> Path:
-    """Return the folder that a GGUF file is converted to; a changed file has another one."""
-    file = file.resolve()
-    stat = file.stat()
-    identity = f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\0{dtype}"
-    name = f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+def file_state(path: Path) -> tuple[str, int, int, int]:
+    """Return path, size and times of a file, also that of its status, which nobody can set."""
+    stat = path.stat()
+    return str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def converted_folder(file: Path, dtype: object) -> Path:
+    """Return the folder of a GGUF file in a dtype of torch; a changed file has another one."""
+    identity = repr((file_state(file), str(dtype)))
+    name = f"{file.resolve().stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     return cache_directory() / "models" / name
 
 
@@ -45,15 +46,21 @@ def keep_converted(file: Path, folder: Path, model: PreTrainedModel, tokenizer: 
 
 def fill(folder: Path, size: int, write: Callable[[Path], None]) -> None:
     """Write a folder of so many bytes to the cache, unless the disk is full or read-only."""
-    with contextlib.suppress(OSError, SafetensorError):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(folder.parent).free < size + SPARE:
-            return
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as part:
-            whole = Path(part) / "whole"
-            whole.mkdir()
+    with contextlib.suppress(OSError, SafetensorError), part_folder(folder.parent) as part:
+        if shutil.disk_usage(part).free >= size + SPARE:
+            (whole := Path(part) / "whole").mkdir()
             write(whole)
             os.replace(whole, folder)  # fails if another process was faster
+
+
+def part_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a temporary folder; delete those that killed processes left a day ago."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for path in parent.glob(".part-*"):
+        with contextlib.suppress(OSError):  # another process may be faster
+            if time.time() - path.stat().st_mtime > 86_400:
+                shutil.rmtree(path)
+    return tempfile.TemporaryDirectory(dir=parent, prefix=".part-")
 
 
 def discard(folder: Path, error: Exception) -> None:
