@@ -44,18 +44,16 @@ def layer_windows(config: PreTrainedConfig) -> dict[str, AttentionWindow]:
     A configuration without kinds of layers has one, called "full_attention" whatever its window.
     """
     text = config.get_text_config()
-    size = getattr(text, "sliding_window", None) or None
-    if getattr(text, "use_sliding_window", True) is False:
-        size = None
+    unused = getattr(text, "use_sliding_window", True) is False
+    size = None if unused else getattr(text, "sliding_window", None) or None
     chunk = getattr(text, "attention_chunk_size", None) or None
     windows = {
         "sliding_attention": AttentionWindow(size=size),
         "chunked_attention": AttentionWindow(chunk=chunk),
     }
     kinds = dict.fromkeys(getattr(text, "layer_types", None) or ())
-    if not kinds:
-        return {"full_attention": AttentionWindow(size=size)}
-    return {kind: windows.get(kind, AttentionWindow()) for kind in kinds}
+    layers = {kind: windows.get(kind, AttentionWindow()) for kind in kinds}
+    return layers or {"full_attention": AttentionWindow(size=size)}
 
 
 # Kinds of layers that carry a state from token to token instead of keys and values.
@@ -120,11 +118,9 @@ def check_scope(model: PreTrainedModel) -> None:
             "works"
         )
     elif getattr(model, "get_output_embeddings", lambda: None)() is None:
-        reason = "it has no head that gives logits over a vocabulary; load the weights with "
-        reason += "AutoModelForCausalLM"
+        reason = "it has no head that gives logits; load its weights with AutoModelForCausalLM"
     elif "past_key_values" not in inspect.signature(unwrapped(model).forward).parameters:
-        reason = "its forward takes no past_key_values, so that every token would cost a run over "
-        reason += "the whole text"
+        reason = "its forward takes no past_key_values: each token would need the whole text again"
     if reason:
         raise _refused(type(model).__name__, reason)
 

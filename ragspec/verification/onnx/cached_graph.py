@@ -2,9 +2,9 @@
 
 A folder has the graphs, their weights, which the runtime maps, and a record: what the probe
 decided, the configuration, the cost of forwards, and the SHA-256 of each file and of the record
-itself. Its name has a key of all on which the bits depend: the model's files (by size and time),
-this format, the packages, the processor and the threads. A damaged folder is made anew. A model has
-few graphs: the one that was not used for longest goes.
+itself. Its name has a key of all on which the bits depend: the model's files (by size and times),
+this format, the packages and their settings, the processor and the threads. A damaged folder is
+made anew. A model has few graphs: the one that was not used for longest goes.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,10 +30,11 @@ from torch import Tensor, nn
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.errors import ModelError
 from ragspec.models.device import pick_device, thread_count
-from ragspec.models.gguf import converted_folder, discard, fill
+from ragspec.models.gguf import converted_folder, discard, file_state, fill
 from ragspec.models.load import LOCAL, load_model, read_tokenizer
 from ragspec.models.quantized import (
     INT8,
+    SETTINGS,
     BlockEmbedding,
     BlockLinear,
     Session,
@@ -45,20 +47,19 @@ from ragspec.storage.manifest import sha256_file
 from ragspec.types import Cache, PreTrainedModel, Tokenizer
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.bits import Rows, Views, batches_agree
-from ragspec.verification.onnx.form import TABLES
 from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
-from ragspec.verification.onnx.target import FOLD_TO, SEQUENCES, GraphRunner, OnnxTarget
+from ragspec.verification.onnx.target import FOLD_TO, POSITIONS, SEQUENCES, GraphRunner, OnnxTarget
 
-VERSION = 11
+VERSION = 12
 GRAPH, BATCH = "graph.onnx", "batch.onnx"  # of one sequence and of several
 STEP, STEP_BATCH = "step.onnx", "step-batch.onnx"  # of few positions, if they can be folded
 WEIGHTS = "weights.bin"  # of all
 TENSORS = "tensors.safetensors"  # those that are read outside of the graph
+FREQUENCIES = "frequencies"  # what the names of those of `OnnxTarget.frequencies` begin with
 HEAD = frozenset({"codes", "scales", "bias", "factors"})  # those of its output head
 STEP_AFTER = 75_000  # slots that forwards read for which `STEP` is faster, until it is opened
 STEP_FROM = 512  # slots in use for each position of one sequence, from which on it is faster
-LONGEST_TABLE = 8192  # positions of the kept rotary tables
 ROUNDS = 10  # of timed forwards, whose costs stay
 MOST = 4  # graphs of one model: of other threads or packages
 
@@ -69,12 +70,12 @@ class CachedGraph:
 
     Attributes:
         source: The folder of the model.
-        files: Its files by path, size and time.
+        files: Its files, see `file_state`.
         folder: The folder of the graph.
     """
 
     source: Path
-    files: tuple[tuple[str, int, int], ...]
+    files: tuple[tuple[str, int, int, int], ...]
     folder: Path
 
     def open(self) -> tuple[CausalTarget, Tokenizer] | None:
@@ -139,20 +140,19 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
         return None
     files, cpu = _files(folder), Path("/proc/cpuinfo")
     flags = cpu.read_text("utf-8").partition("flags")[2].partition("\n")[0] if cpu.exists() else ""
-    packages = onnx_runtime().__version__, torch.__version__
+    packages = onnx_runtime().__version__, torch.__version__, version("transformers")
     machine = platform.machine(), platform.processor(), flags, thread_count()
-    identity = repr((files, VERSION, dtype, packages, machine))
+    identity = repr((files, VERSION, dtype, packages, *map(os.environ.get, SETTINGS), machine))
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]  # names may be alike
     name = f"{folder.name}-int8-{place}-{key}"
     return CachedGraph(folder, files, cache_directory() / "models" / name)
 
 
-def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return the files of a model by path, size and time."""
+def _files(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return the files of a model; see `file_state`."""
     paths = sorted(path for each in ("*.safetensors", "*.json") for path in folder.glob(each))
-    stats = [(str(path.resolve()), path.stat()) for path in paths if path.is_file()]
-    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+    return tuple(file_state(path) for path in paths if path.is_file())
 
 
 def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
@@ -173,10 +173,10 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
         graph = build_graph(model, plain, folded, False)
         if graph.plain or graph.folded:
             (folder / name).write_bytes(in_onnx(graph, model, places))
-    longest = min(target.max_length or LONGEST_TABLE, LONGEST_TABLE)
     names = {"embedding", *(f"logits.{part}" for part in HEAD)} & weights.keys()
     read = {name: weights[name].numpy() for name in names}
-    save_file(read | target.rotary(longest), folder / TENSORS)
+    turns = {f"{FREQUENCIES}{end}": each.numpy() for end, each in target.frequencies.items()}
+    save_file(read | turns, folder / TENSORS)
     generation, cost = getattr(model, "generation_config", None), target.known_cost
     record = {
         "files": {path.name: sha256_file(path) for path in sorted(folder.iterdir())},
@@ -262,7 +262,8 @@ class CachedTarget(OnnxTarget):
 
         self._load, self._lock, tensors = load, threading.RLock(), load_file(folder / TENSORS)
         CausalTarget.__init__(self, StandIn(record, tensors).eval())
-        tables = {name: each.numpy() for name, each in tensors.items() if name.startswith(TABLES)}
+        named = {name.partition(FREQUENCIES): each for name, each in tensors.items()}
+        self.frequencies = {end: each for (_, name, end), each in named.items() if name}
         self.chains, self.packs, self.same_bits = True, False, record["same_bits"]
         if record["timings"] is not None:
             seconds, growth = record["timings"]
@@ -271,7 +272,7 @@ class CachedTarget(OnnxTarget):
         self._width = record["width"]
         self._folder, self._folds = folder, STEP in record["files"]
         self._slots = Counter[bool]()  # see `STEP_AFTER`
-        self._runner = self._run_by(Session(str(folder / GRAPH)), tables)
+        self._runner = self._run_by(Session(str(folder / GRAPH)), self.rotary(POSITIONS))
 
     def _open_batch(self) -> GraphRunner | None:
         return self._open(BATCH)

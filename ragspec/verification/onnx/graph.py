@@ -112,10 +112,8 @@ class Graph:
             return self.add("Gather", [weight, "ids"], "x")
         codes = self.weight("embedding.codes", head.codes.flatten(1))
         _, scales = self.operands("logits", head)
-        block = head.codes.shape[2]
-        how = {"bits": 8, "block_size": block, "quantize_axis": 1, "gather_axis": 0}
-        inputs = [codes, "ids", scales]
-        x = self.add("GatherBlockQuantized", inputs, "x", domain=MICROSOFT, **how)
+        how = {"bits": 8, "block_size": head.codes.shape[2], "quantize_axis": 1, "gather_axis": 0}
+        x = self.add("GatherBlockQuantized", [codes, "ids", scales], "x", domain=MICROSOFT, **how)
         if head.factors is None:
             return x
         return self.add("Mul", [x, self.weight("logits.factors", head.factors)], "x.evened")

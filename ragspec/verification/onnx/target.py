@@ -378,14 +378,22 @@ class OnnxTarget(CausalTarget):
 
     def rotary(self, positions: int) -> Tables:
         """Return the model's rotary tables [positions, half of what is turned]."""
-        places = torch.arange(positions)[None]
-        rotary, none = self.model.model.rotary_emb, torch.zeros(1, dtype=torch.float32)
-        tables = Tables()
-        for end, kind in self.form.rotary.items():
-            both = rotary(none, places, *([kind] if kind else []))
-            for name, table in zip(TABLES, both, strict=True):
-                tables[name + end] = table[0, :, : table.shape[-1] // 2].contiguous().numpy()
+        places, tables = torch.arange(positions, dtype=torch.float32)[:, None], Tables()
+        for end, each in self.frequencies.items():
+            angles = places * each[:-1]
+            for name, table in zip(TABLES, (angles.cos(), angles.sin()), strict=True):
+                tables[name + end] = (table * each[-1]).numpy()
         return tables
+
+    @cached_property
+    def frequencies(self) -> dict[str, Tensor]:
+        """The frequencies and the factor of each rotary table, [f + 1], by the end of its name."""
+        rotary, frequencies = self.model.model.rotary_emb, dict[str, Tensor]()
+        for end, kind in self.form.rotary.items():
+            start = f"{kind}_" if kind else ""
+            factor = torch.tensor([getattr(rotary, f"{start}attention_scaling")])
+            frequencies[end] = torch.cat((getattr(rotary, f"{start}inv_freq"), factor)).float()
+        return frequencies
 
 
 @cache

@@ -1,6 +1,7 @@
 """Kept graphs: the same texts without the modules, damage, changes, and removal."""
 
 import copy
+import os
 import pickle
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ from ragspec.verification.onnx.cached_graph import (
 )
 from ragspec.verification.onnx.record import RECORD
 from tests.support import tiny
+from tests.support.command_line import Capture, output_of
 
 pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
@@ -41,8 +43,8 @@ onnx = pytest.importorskip("onnx")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(form, "LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(cached_graph, "STEP_AFTER", 400)  # within a text
-    monkeypatch.setattr(cached_graph, "STEP_FROM", 1)
+    for name, value in {"STEP_AFTER": 400, "STEP_FROM": 1, "POSITIONS": 7}.items():
+        monkeypatch.setattr(cached_graph, name, value)  # within a text
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return filesystem.cache_directory() / "models"
 
@@ -179,9 +181,10 @@ def test_a_graph_that_is_deleted_while_in_use_writes_the_same(folder: Path, cach
 
 
 def test_changed_models_and_settings_have_graphs_of_their_own(folder: Path, cache: Path) -> None:
-    engine = opened(folder)
-    before = write(engine).tokens
-    tiny.model("llama", seed=7, tie_word_embeddings=True).save_pretrained(folder)
+    engine, weights = opened(folder), folder / "model.safetensors"
+    before, whole, stat = write(engine).tokens, weights.read_bytes(), weights.stat()
+    weights.write_bytes(whole[: len(whole) // 2].ljust(len(whole), b"\0"))
+    os.utime(weights, ns=(0, stat.st_mtime_ns))
     assert write(opened(folder)).tokens != before == write(engine).tokens
     with pytest.raises(ModelError, match="has changed since it was opened"):
         _ = engine.model
@@ -210,8 +213,9 @@ def packed_parts(graph: Path) -> dict[str, str]:
     return {name: entry.value for name, entry in entries if entry.key.startswith("prepacked")}
 
 
-def test_graphs_are_listed_and_removed(folder: Path, cache: Path) -> None:
+def test_graphs_are_listed_and_removed(folder: Path, cache: Path, capsys: Capture) -> None:
     opened(folder)
+    assert "a cached graph, for remove alone" in output_of(capsys, "models").out
     (path,) = (each.parent for each in cache.glob(f"*/{GRAPH}"))
     (record,) = (each for each in known_models() if each["name"] == path.name)
     assert record["parameters"] == opened(folder).target.loaded.num_parameters() > 0
@@ -234,6 +238,8 @@ def test_of_more_graphs_than_four_the_longest_unused_goes(
     other = shutil.copytree(tmp_path / "m[1]", tmp_path / "other" / "m[1]")
     others += [graph_of(4), graph_of(0, other)]  # that of another model counts for itself
     assert {path.name for path in cache.glob("*")} == first.union(*others) and second
+    monkeypatch.setenv("ORT_GQA_DISABLE_FLASH_ATTENTION", "0")
+    assert len(graph_of(0, other)) == 1
 
 
 def test_a_full_disk_is_no_error(folder: Path, cache: Path, monkeypatch: Any) -> None:
