@@ -134,7 +134,7 @@ def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
             return results[0]
         known = f"expected one of {', '.join(names)}, or a number"
         unnamed = f"this model has no names, expected 0 to {count - 1}"
-        raise InputError(f"got the class {inputs!r}; {known if names else unnamed}.")
+        raise InputError(f"got the class {inputs[:100]!r}; {known if names else unnamed}.")
     return checked_whole(inputs, "class", 0, count - 1)
 
 

@@ -19,6 +19,15 @@ TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 AROUND = re.compile(
     r"^\w+ should (be |have |match )(a valid )?|^Value error, (expected )?| after validation.*"
 )
+SIZE, TOKEN = r"^(auto|[0-9]{1,5}x[0-9]{1,5})$", r"^[0-9]{1,11}$"
+STORE, TEXT = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", r"\S"
+# What a value should have been, by pydantic's type of the error or the pattern of the text.
+EXPECTED = MappingProxyType(
+    dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a JSON object")
+    | {"extra_forbidden": "none", "missing": "a value", TEXT: "some text"}
+    | {SIZE: "auto or a size in pixels such as 256x256", TOKEN: "a token id as the name"}
+    | {STORE: "up to 64 letters, digits, dots, dashes and underscores, a letter or digit first"}
+)
 MESSAGES = MappingProxyType(
     {  # the first is of FastAPI, on JSON that Python cannot read
         400: "Expected JSON in UTF-8 as the body, got something else (CAUSE).",
@@ -71,9 +80,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(error.status_code, message, headers=error.headers)
     for kind, status, code in STATUSES:
         if isinstance(error, kind):
-            stopping = "the server is stopping; ask another one."
             headers = {"Retry-After": "1"} if status == 429 else None  # seconds
-            message = stopping if status == 503 else str(error)
+            message = "the server is stopping; ask another one." if status == 503 else str(error)
             return ApiError(status, message, code, headers=headers)
     return ApiError(500, f"the request failed with {type(error).__name__}; see the server's log.")
 
@@ -90,13 +98,12 @@ def naming_field(body: BaseModel) -> Iterator[None]:
         failure, fields = as_api_error(error), type(body).model_fields
         newer = getattr(body, "max_completion_tokens", None)
         most = "max_completion_tokens" if newer else "max_tokens"
-        failure.detail = failure.detail.replace("min_new_tokens", "min_tokens")
-        failure.detail = failure.detail.replace("max_new_tokens", most)
-        names = {"model": "", "height": "size", "width": "size"}  # "model" is a word of prose
-        names |= {"prompt": "messages"} if "messages" in fields else {}
-        words = [names.get(word, word) for word in re.findall(r"\w+", failure.detail)]
+        failure.detail = failure.detail.replace("min_new_", "min_").replace("max_new_tokens", most)
+        words = re.findall(r"\w+", failure.detail.replace("model", ""))  # a word of prose
         words = words[::-1] if isinstance(error, errors.PromptTooLongError) else words
-        failure.param = next((word for word in words if word in fields), None)
+        others = {"height": "size", "width": "size", "class": "prompt", "prompt": "messages"}
+        names = [word if word in fields else others.get(word) for word in words]
+        failure.param = next((name for name in [*names, "path"] if name in fields), None)
         raise failure from error
 
 
@@ -131,11 +138,11 @@ def _invalid(error: RequestValidationError) -> ApiError:
     failures = [each for each in failures if each[1][:1] == path[:1]]
     best, path = max(failures, key=lambda each: (not _expects_type(each[0]), len(each[1])))
     alike = [each for each, where in failures if where == path] if _expects_type(best) else [best]
-    expected = " or ".join(dict.fromkeys(AROUND.sub("", str(each["msg"])) for each in alike))
+    reasons = [each.get("ctx", {}).get("pattern", each["type"]) for each in alike]
+    words = [AROUND.sub("", str(each["msg"])) for each in alike]
+    expected = " or ".join(dict.fromkeys(map(EXPECTED.get, reasons, words)))
     got, param = repr(best.get("input")), ".".join(path) or None
-    got = got[:100] + "..." * (len(got) > 100)
-    if best["type"] == "missing":
-        expected, got = "a value", "nothing"
+    got = "nothing" if best["type"] == "missing" else got[:100] + "..." * (len(got) > 100)
     message = f"{param or 'the body'}: expected {expected}, got {got}."
     return ApiError(400, message, best["type"], param)
 

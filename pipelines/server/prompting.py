@@ -168,8 +168,6 @@ def _hit_of(number: int, document: DocumentText | str) -> Hit:
     text = document if isinstance(document, str) else document.text
     title = "" if isinstance(document, str) else document.title or ""
     name = title or f"document {number}"
-    if not text.strip():
-        raise InputError(f"{name} is empty; expected text.")
     return Hit(Document(name, name, text), Passage(number - 1, 0, len(text), name, text), 1.0)
 
 

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ragspec.pipelines.server.errors import ApiError
+from ragspec.pipelines.server.errors import SIZE, STORE, TEXT, TOKEN, ApiError
 
 MOST_STOPS, MOST_SAMPLES, MOST_PROMPTS, MOST_DOCUMENTS = 16, 16, 64, 256
 MOST_IGNORED, LONGEST_NAME = 32, 100
@@ -34,14 +34,14 @@ REFUSED = MappingProxyType(
             *("tools", "functions", "tool_calls", "guided_json", "guided_regex", "guided_choice"),
             *("guided_grammar", "structured_outputs", "json_schema", "grammar", "suffix", "mask"),
             *("audio", "web_search_options", "use_beam_search", "bad_words", "allowed_token_ids"),
-            *("prompt_logprobs", "logits_processors", "include_stop_str_in_output", "image"),
-            *("continue_final_message", "chat_template", "truncate_prompt_tokens", "echo"),
+            *("prompt_logprobs", "logits_processors", "include_stop_str_in_output", "top_logprobs"),
+            *("continue_final_message", "chat_template", "truncate_prompt_tokens", "echo", "image"),
             *("instructions", "system", "template", "images", "negative_prompt", "lora_path"),
             *("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "watermark"),
-            *("penalty_alpha", "eta_cutoff", "epsilon_cutoff", "no_repeat_ngram_size", "ebnf"),
+            *("penalty_alpha", "eta_cutoff", "epsilon_cutoff", "no_repeat_ngram_size", "top_a"),
             *("min_length", "max_length", "max_output_tokens", "stop_sequences", "stop_strings"),
             *("stop_regex", "regex", "structural_tag", "suppress_tokens", "custom_token_bans"),
-            *("conversation", "messages", "documents", "tokenize", "padding", "truncation"),
+            *("conversation", "messages", "documents", "tokenize", "padding", "truncation", "ebnf"),
             *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
         ),
         NOTHING,
@@ -68,7 +68,7 @@ def _counts_tokens(value: int) -> int:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Text = Annotated[str, Field(max_length=LONGEST)]
-Filled = Annotated[str, Field(min_length=1, max_length=LONGEST)]
+Filled = Annotated[str, Field(pattern=TEXT, max_length=LONGEST)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Stops = Annotated[list[Stop], Field(max_length=MOST_STOPS)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=LONGEST)]
@@ -77,7 +77,7 @@ Alternatives = Annotated[Int, Field(ge=0, le=20)]
 NoneIfFalse = BeforeValidator(lambda value: None if value is False else value)
 Limit = Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(_counts_tokens)]
 TopK = Annotated[Int, Field(ge=-1, le=1 << 31), AfterValidator(lambda k: max(0, k))]
-Token = Annotated[str, Field(pattern=r"^[0-9]{1,11}$"), AfterValidator(int)]
+Token = Annotated[str, Field(pattern=TOKEN), AfterValidator(int)]
 Bias = Annotated[float, Field(ge=-1e6, le=1e6)]
 Name = Annotated[str, Field(max_length=500)]
 Samples = Annotated[Int, Field(ge=1, le=MOST_SAMPLES)]
@@ -168,7 +168,7 @@ class TextRequest(Body):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     prediction: PredictedContent | None = None
-    drafter: str | Annotated[list[str], Field(min_length=1, max_length=8)] | None = None
+    drafter: Name | Annotated[list[Name], Field(min_length=1, max_length=8)] | None = None
     budget: Literal["auto"] | Annotated[Int, Field(ge=0, le=64)] | None = None
     store: Annotated[str, Field(max_length=200)] | bool | None = True
     user: Annotated[str, Field(max_length=200)] | None = None
@@ -207,7 +207,7 @@ class ImageRequest(Body):
     model: Name | None = None
     prompt: Annotated[str, Field(min_length=1, max_length=4000)]
     n: Samples | None = None
-    size: Annotated[str, Field(pattern=r"^(auto|[0-9]{1,5}x[0-9]{1,5})$")] | None = None
+    size: Annotated[str, Field(pattern=SIZE)] | None = None
     response_format: Literal["b64_json"] | None = None
     seed: Annotated[Int, Field(ge=0, lt=1 << 63)] | None = None
     guidance_scale: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
@@ -218,7 +218,7 @@ class StoreRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Annotated[str, Field(pattern=STORE)]
     path: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
@@ -228,7 +228,7 @@ def ignored_fields(body: Body) -> dict[str, str]:
     for path, value, known in _unknown_fields(body, ""):
         name = path.rpartition(".")[2]
         plain = quote(".".join(each for each in path.split(".") if not each.isdecimal())) or "''"
-        if plain in names or value in REFUSED.get(name, NOTHING):
+        if plain in names or value is None or value in REFUSED.get(name, ()):
             continue
         if len(names) == MOST_IGNORED or len(plain) > LONGEST_NAME:
             raise ApiError(400, f"expected at most {MOST_IGNORED} further fields, of short names.")

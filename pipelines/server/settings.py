@@ -81,7 +81,7 @@ class ServerSettings:
         except OSError as error:
             raise InputError(
                 f"cannot listen on {self.host}:{self.port} ({error.strerror or error}); expected a "
-                "free address of this machine. Choose another with --port."
+                "free address of this machine. Choose another with --host or --port."
             ) from error
         result.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # which asyncio forgets here
         return result

@@ -36,7 +36,7 @@ class KvMemory:
         most = (slots - 1) * GROWTH // (GROWTH + 1) - MOST_NODES
         if most < 2:
             least = self._bytes(3) * max(1, self._rows)
-            raise InputError(f"kv_memory is {limit} bytes; expected {least} or more here.")
+            raise InputError(f"kv_memory is {limit} bytes; expected {least} or more. Raise it.")
         self.max_length = most if target.max_length is None else min(most, target.max_length)
 
     def admits(

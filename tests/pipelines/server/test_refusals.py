@@ -41,7 +41,9 @@ PREDICTED = {"type": "content", "content": "a"}
         ({"mirostat": 2}, "mirostat"),
         ({"do_sample": False}, "do_sample"),
         ({"stop_sequences": ["e"]}, "stop_sequences"),
-        ({"temprature": 1}, "temprature"),
+        ({"temprature": 0}, "temprature"),
+        ({"messages": [USER], "documnts": []}, "documnts"),
+        ({"stream_options": {"include_usag": False}}, "stream_options.include_usag"),
         ({"max_new_tokens": 3}, "max_new_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
@@ -51,6 +53,7 @@ PREDICTED = {"type": "content", "content": "a"}
         ({"messages": [{**USER, "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls"),
         ({"documents": [7]}, "documents.0"),
         ({"documents": [""]}, "documents.0"),
+        ({"documents": [" "]}, "documents.0"),
         ({"documents": ["x", 7]}, "documents.1"),
         ({"documents": [{"title": "x"}]}, "documents.0.text"),
         ({"messages": [USER], "echo": True}, "echo"),
@@ -65,7 +68,7 @@ def test_errors_name_the_field(client: httpx.Client, body: dict[str, Any], param
     error = result.json()["error"]
     assert (result.status_code, error["param"]) == (400, param), error
     assert error["message"].startswith(f"{param}: expected ")
-    assert "valid" not in error["message"]
+    assert not any(word in error["message"] for word in ("valid", "pattern", "dictionary"))
     assert set(error) == {"message", "type", "param", "code"}
 
 
@@ -88,7 +91,6 @@ def test_errors_name_the_field(client: httpx.Client, body: dict[str, Any], param
         ({**TEXT, **{f"field{n}": n for n in range(100)}}, 400, "further fields"),
         ({**TEXT, "x" * 10**5: 1}, 400, "further fields"),
         ({**CHAT, "top_logprobs": 2}, 400, " top_logprobs None"),
-        ({**CHAT, "documents": [" "]}, 400, "empty"),
         ({**CHAT, "documents": ["x"], "messages": [{**USER, "role": "assistant"}]}, 400, "last"),
         ({"model": NAME}, 400, "prompt"),
         ({**CHAT, "messages": [{"role": "assistant", "content": ""}]}, 400, " messages None"),

@@ -76,7 +76,7 @@ def test_harmless_fields_are_accepted_and_named(client: httpx.Client) -> None:
     assert result.status_code == 200, result.text
     assert set(result.headers["x-ignored-fields"].split(", ")) == {
         *("messages.type", "messages.id", "messages.reasoning_content"),
-        *("messages.content.cache_control", "prompt_cache_key", "user_id"),
+        *("messages.annotations", "messages.content.cache_control", "prompt_cache_key", "user_id"),
     }
     assert "x-ignored-fields" not in post(client, CHAT).headers
     more = {"metadata": {"a": "b"}, "best_of": 1, "logprobs": False, "": 1, "stream": True}
