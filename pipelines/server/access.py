@@ -27,7 +27,7 @@ bearer = HTTPBearer(auto_error=False)
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 
 
-def require_key(entries: Sequence[str]) -> params.Depends:
+def require_key(entries: Sequence[str], expected: str = "a known key") -> params.Depends:
     """Return the dependency of routes on one of these keys, see `read_keys`; none closes them."""
 
     async def check(request: Request, credentials: Credentials) -> None:
@@ -42,9 +42,9 @@ def require_key(entries: Sequence[str]) -> params.Depends:
         # All keys are compared, so that the response time reveals nothing about them.
         matches = [key for key in keys if hmac.compare_digest(sent.encode(), key.encode())]
         if not matches:
-            message = "Expected 'Authorization: Bearer KEY' with a known key, got none."
-            headers = {"WWW-Authenticate": "Bearer"}
-            raise ApiError(401, message, "invalid_api_key", headers=headers)
+            got = "another one" if sent else "none"
+            message = f"Expected 'Authorization: Bearer KEY' with {expected}, got {got}."
+            raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         request.state.key = matches[0]
 
     return params.Depends(check)
@@ -69,8 +69,8 @@ class RequestLimits:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, began = Headers(scope=scope), time.perf_counter()
-        status = 0
+        headers, began, status = Headers(scope=scope), time.perf_counter(), 0
+        scope["path"] = re.sub("(?i)^https?://[^/]*", "", scope["path"]) or "/"  # as of proxies
         name = headers.get("x-request-id", "")
         name = name if REQUEST_ID.fullmatch(name) else uuid.uuid4().hex
         what = f"{scope['method']} {quote(scope['path'])}"

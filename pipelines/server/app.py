@@ -57,11 +57,10 @@ class Routes:
             await asyncio.to_thread(self.serving.close, self.settings.drain)
 
     def stop(self, seconds: float) -> None:
-        """Refuse new texts and let running ones end within some seconds; return at once."""
+        """Refuse new work and let running work end within some seconds; return at once."""
         self.stopping = True
         if self.serving is not None:
-            close = partial(self.serving.engine.close, timeout=seconds)
-            threading.Thread(target=close, daemon=True).start()
+            threading.Thread(target=self.serving.close, args=(seconds,), daemon=True).start()
 
     @property
     def serving(self) -> Serving | None:
@@ -102,7 +101,7 @@ class Routes:
         served = self.served
         record: dict[str, object] = {"id": name, "object": "model", "created": served.created}
         if name not in served.images:
-            served.expect(name, 0)
+            served.expect(name)
             record["max_model_len"] = served.engine.target.max_length
             record["stores"] = sorted(served.stores)
         return {**record, "owned_by": "ragspec"}
@@ -129,7 +128,8 @@ class Routes:
 
     async def add_store(self, body: StoreRequest) -> Response:
         """Open one more store to draft from."""
-        store = await run_in_thread(self.served.add_store, body.name, body.path)
+        with naming_field(body):
+            store = await run_in_thread(self.served.add_store, body.name, body.path)
         return JSONResponse(store, 201)
 
     def count(self, path: str, status: int) -> None:
@@ -146,13 +146,18 @@ class Routes:
 
     async def _alone(self, request: Request, work: Callable[[Callable[[], bool]], T]) -> T:
         """Return the result of long work, which is passed whether the client has disconnected."""
-        left = threading.Event()
-        future = self.served.submit_alone(lambda: work(left.is_set))
+        served, left = self.served, threading.Event()
+
+        def gone() -> bool:
+            if served.stopped.is_set():
+                raise EngineClosedError("the server is stopping")
+            return left.is_set()
+
+        future = served.submit_alone(lambda: work(gone))
         try:
             return await until_disconnected(request, asyncio.wrap_future(future))
         except asyncio.CancelledError:
-            if self.stopping:
-                raise EngineClosedError("the server is stopping") from None
+            gone()
             raise
         finally:
             left.set()
@@ -163,7 +168,7 @@ class Routes:
         engine = served.engine
         prompts = 1 if isinstance(body, ChatRequest) else len(body.prompts)
         with naming_field(body):
-            served.expect(body.model, prompts * (body.n or 1))
+            served.expect(body.model, prompts, body.n or 1)
             headers = ignored_fields(body)
             if isinstance(body, ChatRequest):
                 requests = await run_in_thread(read_chat, body, served.documents)
@@ -194,7 +199,7 @@ def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> F
     )
     api = [require_key(settings.keys)] if settings.keys else []
     admin_keys = () if settings.admin_key is None else (settings.admin_key,)
-    admin = [require_key(admin_keys)] if settings.keys or admin_keys else []
+    admin = [require_key(admin_keys, "the admin key")] if settings.keys or admin_keys else []
     for path, method, route, dependencies in (
         ("/health", "GET", routes.health, []),
         ("/metrics", "GET", routes.metrics, admin),

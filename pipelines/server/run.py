@@ -79,9 +79,12 @@ class Server(uvicorn.Server):
         self._stop = app.state.routes.stop
         self._drain = settings.drain
         self._signals = 0
-        logging.getLogger("uvicorn.error").addFilter(  # the traceback of an interrupt
-            lambda record: self._signals < 2 or "Traceback" not in record.getMessage()
-        )
+        logging.getLogger("uvicorn.error").addFilter(self._is_error)
+
+    def _is_error(self, record: logging.LogRecord) -> bool:
+        """Return False for the traceback of an interrupt, and for a stream that is not read."""
+        interrupted = self._signals > 1 and "Traceback" in record.getMessage()
+        return not interrupted and "without completing response" not in record.getMessage()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop, or stop sooner."""
@@ -135,9 +138,7 @@ class Connection(H11Protocol):
 
     def _make_room(self, most: int, counts: "Callable[[Connection], object]") -> None:
         """Close one of the connections that count if they are too many; this one if all work."""
-        others = [
-            each for each in self.connections if isinstance(each, Connection) and counts(each)
-        ]
+        others = [one for one in self.connections if isinstance(one, Connection) and counts(one)]
         if len(others) > most:
             victim = min((each for each in others if each.waits), key=lambda each: each._since)
             self.connections.discard(victim)

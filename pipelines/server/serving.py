@@ -8,10 +8,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache, partial
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragspec.drafters.fuse import within
@@ -92,6 +91,7 @@ class Serving:
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(1, "ragspec-alone")
         self.running_alone: set[Future[Any]] = set()
+        self.stopped = threading.Event()
         self.metrics = Metrics(self.scheduler)
 
     def engine_of(
@@ -134,15 +134,16 @@ class Serving:
         drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         return self.engine.with_drafter([*drafters, *self._draft_models], budget)
 
-    def expect(self, model: str, texts: int) -> None:
+    def expect(self, model: str, prompts: int = 0, samples: int = 1) -> None:
         """Raise an error unless a request for some texts of a model can be served now."""
+        texts, field = prompts * samples, "n" if samples > 1 else "prompt"
         if model != self.name:
             message = f"got the model {model!r}; expected {self.name!r}, which is served here."
             raise ApiError(404, message, "model_not_found", "model")
         if texts > (most := self.settings.max_batch_size + self.settings.max_queue_size):
             raise InputError(
-                f"got {texts} texts in one request; expected {most} at most, which is all that "
-                "this server holds. Ask in several requests."
+                f"got {texts} texts by {field} in one request; expected {most} at most, which is "
+                "all that this server holds. Ask in several requests."
             )
         self.scheduler.expect_room(texts)
 
@@ -170,6 +171,7 @@ class Serving:
 
     def submit_alone(self, work: Callable[[], T]) -> Future[T]:
         """Submit long work, one at a time; raise QueueFullError if too many requests wait."""
+        self.scheduler.expect_room(0)  # none once the server stops
         if (waiting := len(self.running_alone)) > self.settings.max_queue_size:
             raise QueueFullError(f"requests for pictures that wait: {waiting}; try again later.")
         future = self._executor.submit(work)
@@ -181,16 +183,15 @@ class Serving:
         """Open a store to draft from, and return its record; raise InputError for a taken name."""
         from ragspec.retrievers.corpus.index import CorpusIndex
 
-        tokenizer, model = self.engine.tokenizer, self.engine.model
         if not os.path.isdir(path):
             raise StoreError(f"got the path {path!r}; expected a folder of `ragspec store build`.")
-        store = CorpusIndex.open(Path(path), tokenizer=tokenizer, model=model)
+        store = CorpusIndex.open(path, tokenizer=self.engine.tokenizer, model=self.engine)
         with self._lock:
             if name not in self.stores:
                 self.stores = {**self.stores, name: store}  # running requests do not use it
                 return self.store(name)
         store.close()
-        raise InputError(f"there is a store {name} already; expected another name.")
+        raise InputError(f"got the name {name!r} of a store in use; expected another one.")
 
     def store(self, name: str) -> dict[str, object]:
         """Return the record of a store."""
@@ -198,9 +199,12 @@ class Serving:
         return {"id": name, "object": "store", "tokens": tokens}
 
     def close(self, drain: float) -> None:
-        """Let running texts end within `drain` seconds, cancel the rest, and close the stores."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Let running work end within `drain` seconds, cancel the rest, and close the stores."""
+        end = time.monotonic() + min(drain, threading.TIMEOUT_MAX)
         self.engine.close(timeout=drain)
+        wait([*self.running_alone], max(0.0, end - time.monotonic()))
+        self.stopped.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
         for store in self.stores.values():
             store.close()
 

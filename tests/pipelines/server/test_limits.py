@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import logging
 import math
 import signal
 import socket
@@ -68,8 +69,9 @@ def test_all_samples_are_taken_or_none(begun: tuple[httpx.Client, Serving]) -> N
         assert alone.result().status_code == 200
     until(lambda: serving.scheduler.open_requests == 0)
     assert post(client, {**SHORT, "n": 3}).status_code == 200
-    never = post(client, {**SHORT, "prompt": ["a", "b"], "n": 2})  # no matter of trying again
-    assert never.status_code == 400 and "3 at most" in never.json()["error"]["message"]
+    for n, field in (2, "n"), (1, "prompt"):  # no matter of trying again
+        error = post(client, {**SHORT, "prompt": ["a"] * 5, "n": n}).json()["error"]
+        assert error["param"] == field and "3 at most" in error["message"]
     assert client.head("/health").status_code == 200
 
 
@@ -157,6 +159,8 @@ def test_keys(instance: Engine) -> None:
         for path in ("/admin/stores", "/metrics"):
             assert ask("alpha", path) == 401 and ask("root", path) == 200
         assert ask("root") == 401
+        refused = client.get("/metrics", headers={"Authorization": "Bearer alpha"}).json()["error"]
+        assert refused["message"].endswith("with the admin key, got another one.")
         assert client.get("/v1/models", headers={"Authorization": "Basic alpha"}).status_code == 401
     spaced = [" gamma\n", "\tdelta "]  # as files and shells give them
     assert read_keys(spaced) == ["gamma", "delta"]
@@ -267,10 +271,14 @@ def test_stores_are_added_while_running(instance: Engine, tmp_path: Path) -> Non
             message = post(client, {**LONG, "budget": 8, "store": store_name}).json()["metrics"]
             by_source = message["speculative_decoding"]["accepted_by_source"]
             assert ("answers" in by_source) is (store_name is not None)
-        assert client.post("/admin/stores", json=added).status_code == 400
-        for path in ("nowhere", "a\0b", "x" * 4000):
-            bad = client.post("/admin/stores", json={"name": "other", "path": path})
-            assert bad.status_code == 400 and bad.json()["error"]["message"]
+        bad = [(added, "name"), ({**added, "x": 1}, "x")]
+        paths = ("nowhere", "a\0b", "x" * 4000, str(tmp_path))
+        for body, field in bad + [({"name": "other", "path": path}, "path") for path in paths]:
+            result = client.post("/admin/stores", json=body)
+            assert (result.status_code, result.json()["error"]["param"]) == (400, field)
+        assert client.post("/admin/stores", json=bad[1][0]).json()["error"]["message"] == (
+            "x: expected none, got 1."
+        )
 
 
 def test_each_tenant_has_a_drafter(instance: Engine) -> None:
@@ -329,7 +337,9 @@ def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) 
     assert result.status_code == 503 and result.json()["error"]["code"] == "stopping"
 
 
-def test_a_signal_in_the_handler_of_another_one_stops_the_server(instance: Engine) -> None:
+def test_a_signal_in_the_handler_of_another_one_stops_the_server(
+    instance: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     app, drains = build_app(Serving(instance, NAME), ServerSettings()), list[float]()
     server: run.Server
 
@@ -342,6 +352,9 @@ def test_a_signal_in_the_handler_of_another_one_stops_the_server(instance: Engin
     server = run.Server(app, ServerSettings(drain=math.inf))
     server.handle_exit(signal.SIGINT, None)
     assert drains == [math.inf, 0.0] and server.should_exit
+    for text in ("ASGI callable returned without completing response.", "Traceback", "Other"):
+        logging.getLogger("uvicorn.error").error(text)
+    assert [each.getMessage() for each in caplog.records] == ["Other"]
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -408,6 +421,8 @@ def test_requests_have_names_hosts_and_a_line_in_the_log(
             assert ask(client, host).status_code == 200
         for host in ("evil.example", "localhost.evil.example:8000", "", "[", "localhost@x"):
             assert ask(client, host).status_code == 403, host
+        absolute = client.get("/", extensions={"target": b"HTTP://localhost/health"})
+        assert absolute.json()["status"] == "ready"
         assert ask(client, "localhost", "mine-7").headers["x-request-id"] == "mine-7"
         until(lambda: "GET /v1/models 200" in caplog.text and "mine-7" in caplog.text)
         names = {ask(client, "localhost", bad).headers["x-request-id"] for bad in ("", "a b")}

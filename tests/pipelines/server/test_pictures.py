@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -21,7 +21,7 @@ from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual import ImagePipeline
 from tests.support.calls import noted
-from tests.support.served import NAME, served
+from tests.support.served import served
 from tests.support.waiting import until
 
 
@@ -34,7 +34,8 @@ def pipe() -> ImagePipeline:
 
 @pytest.fixture(scope="module")
 def pair(instance: Engine, pipe: ImagePipeline) -> Iterator[tuple[httpx.Client, Serving]]:
-    with served(instance, images={"emoji": pipe}) as result:
+    tiles = ImagePipeline.from_pretrained("tiles")
+    with served(instance, images={"emoji": pipe, "tiles": tiles}) as result:
         yield result
 
 
@@ -55,6 +56,10 @@ def test_pictures(
     for name, value in {"size": "64x64", "stream": True}.items():
         error = client.post("/v1/images/generations", json={**request, name: value}).json()["error"]
         assert error["param"] == name
+    for subject in ("cat", "-1", "9" * 3999):
+        body = {"model": "tiles", "prompt": subject}
+        error = client.post("/v1/images/generations", json=body).json()["error"]
+        assert error["param"] == "prompt" and len(error["message"]) < 800
     with served(instance) as (client, _):
         assert client.post("/v1/images/generations", json={"prompt": "x"}).status_code == 404
 
@@ -95,41 +100,34 @@ def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
     assert [out.label for out in outs] == ["unfinished"]
 
 
-def test_picture_requests_are_counted_and_end_with_the_server(instance: Engine) -> None:
-    serving = Serving(instance, NAME, settings=ServerSettings(max_queue_size=1))
-    begun, on = threading.Event(), threading.Event()
-
-    def work() -> dict[str, Any]:
-        begun.set()
-        assert on.wait(20)
-        return {}
-
-    sample: list[Future[dict[str, Any]]] = [serving.submit_alone(work), serving.submit_alone(dict)]
-    assert begun.wait(20)
-    with pytest.raises(QueueFullError):
-        serving.submit_alone(dict)
-    serving.close(0.0)
-    assert sample[1].cancelled() and len(serving.running_alone) == 1
-    on.set()
-    until(lambda: len(serving.running_alone) == 0)
-
-
+@pytest.mark.parametrize("heeds", [True, False])
 def test_a_stop_is_the_answer_to_pictures_that_it_cuts_short(
-    instance: Engine, pipe: ImagePipeline, monkeypatch: pytest.MonkeyPatch
+    instance: Engine, pipe: ImagePipeline, monkeypatch: pytest.MonkeyPatch, heeds: bool
 ) -> None:
     begun, on = threading.Event(), threading.Event()
     monkeypatch.setattr(run, "MARGIN", 0)
+    draw = app.draw
 
-    def slow(*_: Any) -> dict[str, Any]:
+    def slow(*request: Any) -> dict[str, Any]:
         begun.set()
+        while heeds:
+            draw(*request)
         return {"data": on.wait(20)}
 
     monkeypatch.setattr(app, "draw", slow)
-    with ThreadPoolExecutor(1) as other:
-        with served(instance, ServerSettings(drain=0.0), images={"emoji": pipe}) as (client, _):
+    with ThreadPoolExecutor(2) as other:
+        settings = ServerSettings(drain=0.0, max_queue_size=1)
+        with served(instance, settings, images={"emoji": pipe}) as (client, serving):
             url = f"{client.base_url}/v1/images/generations"
-            cut = other.submit(httpx.post, url, json={"prompt": "red heart"}, timeout=60)
+            body = {"prompt": "red heart"}
+            cut = [other.submit(httpx.post, url, json=body, timeout=60) for _ in range(2)]
             assert begun.wait(20)
-        assert cut.result().status_code == 503
-        assert cut.result().json()["error"]["code"] == "stopping"
+            until(lambda: len(serving.running_alone) == 2)
+            with pytest.raises(QueueFullError):
+                serving.submit_alone(dict)
+            serving.close(0.0)  # as a second signal does
+            until(lambda: sum(each.done() for each in cut) == 1 + heeds)
+        for each in cut:
+            assert each.result().status_code == 503
+            assert each.result().json()["error"]["code"] == "stopping"
         on.set()
