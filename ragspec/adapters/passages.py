@@ -8,7 +8,7 @@ from ragspec.errors import InputError
 from ragspec.retrievers.formats.readers import MAX_BYTES
 from ragspec.retrievers.search.fusion import FunctionRetriever, Hit
 
-PLACE = re.compile(r"(\w+) (\d{1,9})(?:, row (\d{1,9}))?")
+PLACE = re.compile(r"(\w+) (\d{1,9})(?:, row (\d{1,9}))?(?: to |$)")
 
 
 def hits_of(documents: Iterable[object]) -> tuple[Hit, ...]:
@@ -51,11 +51,13 @@ def _placed(hit: Hit, meta: Mapping[str, object]) -> Hit:
     start, end, text = meta.get("start"), meta.get("end"), hit.passage.text
     if not isinstance(start, int) or not 0 <= start <= MAX_BYTES or end != start + len(text):
         return hit
-    match, breaks = PLACE.fullmatch(str(meta.get("place"))), meta.get("breaks") or ()
+    match, breaks = PLACE.match(str(meta.get("place"))), meta.get("breaks")
     unit, part, row = (match[1], int(match[2]), int(match[3] or 1)) if match else ("", 0, 1)
-    if max(part, row) > start + 1 or not isinstance(breaks, list | tuple):
+    if breaks is None and unit in ("line", "row"):  # a text whose lines are counted
+        part, row = 0, part
+    if max(part, row) > start + 1 or not isinstance(breaks, list | tuple | None):
         unit, part, row, breaks = "", 0, 1, ()
-    pages = (*[0] * part, *(each for each in breaks if isinstance(each, int)))
+    pages = (*[0] * part, *(each for each in breaks or () if isinstance(each, int)))
     before = "\n" * (row - 1) + " " * (start - row + 1)
     document = replace(hit.document, text=before + text, pages=pages, unit=unit)
     return replace(hit, document=document, passage=replace(hit.passage, start=start, end=end))
@@ -64,7 +66,7 @@ def _placed(hit: Hit, meta: Mapping[str, object]) -> Hit:
 def facts_of(hit: Hit) -> dict[str, object]:
     """Return the facts of a passage as metadata of a host's document.
 
-    Its breaks are the characters where further parts begin in it, such as lines or pages.
+    Its breaks are the characters where further parts begin in it, such as pages.
     """
     document, passage = hit.document, hit.passage
     facts = {
@@ -76,8 +78,8 @@ def facts_of(hit: Hit) -> dict[str, object]:
         "score": float(hit.score),
     }
     if document.unit:
-        lines = [passage.start + match.end() for match in re.finditer("\n", passage.text)]
-        breaks = [at for at in document.pages or lines if passage.start < at < passage.end]
-        facts |= {"place": document.place(passage.start, passage.end), "breaks": breaks}
+        facts["place"] = document.place(passage.start, passage.end)
+    if document.pages:
+        facts["breaks"] = [at for at in document.pages if passage.start < at < passage.end]
     page = document.page_of(passage.start)
     return facts if page is None else {**facts, "page": page}

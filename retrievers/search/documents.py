@@ -55,11 +55,15 @@ class Document:
         return (bisect_right(self.pages, offset) or None) if self.unit == "page" else None
 
     def place(self, start: int, end: int) -> str:
-        """Return where text[start:end] stands, such as "page 3", "line 12" or "sheet 2, row 7"."""
+        """Return where text[start:end] stands, such as "page 3" or "row 7 to row 9"."""
         if not self.unit:
             return f"characters {start} to {end}"
-        part = bisect_right(self.pages, start)
-        line = self.text.count("\n", self.pages[part - 1] if part else 0, start) + 1
+        first, last = (self._part_at(at) for at in (start, max(start, end - 1)))
+        return first if first == last else f"{first} to {last}"
+
+    def _part_at(self, offset: int) -> str:
+        part = bisect_right(self.pages, offset)
+        line = self.text.count("\n", self.pages[part - 1] if part else 0, offset) + 1
         if self.unit == "sheet":
             return f"sheet {part}, row {line}"
         return f"{self.unit} {part or line}"

@@ -14,6 +14,7 @@ alone, and words are compared by their first letters, as endings differ.
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 MOST = 3  # sentences shown
 LEAST_WORDS, MOST_WORDS = 12, 60
+LEAST_HEADING = 3  # words of a heading that can answer
 MARKS = ".!?。！？।"
 RANK_COST = 0.06  # of the score, for each better passage of the search
 COSINE = 0.5  # of a point, for the cosine of question and sentence
@@ -157,11 +159,12 @@ def titled(hit: Hit, start: int, end: int) -> str:
 def statements(hit: Hit) -> Iterator[Span]:
     """Yield the sentences of a passage as characters (start, end) of the document.
 
-    Headings are left out, and long sentences cut at lines. Short ones of one paragraph are joined,
-    and a paragraph without a mark at its end, such as a term, with the next.
+    Headings with text below them are left out, and long sentences cut at lines. Short ones of one
+    paragraph are joined, and a paragraph without a mark at its end, such as a term, with the next.
     """
-    text, passage = hit.document.text, hit.passage
-    headings = dict(hit.document.headings)
+    text, passage, pages = hit.document.text, hit.passage, hit.document.pages
+    parts = pages[bisect(pages, passage.start) : bisect(pages, passage.end)]
+    headings = dict.fromkeys(parts, "") | dict(hit.document.headings)
     start = end = words = 0
     for first, last in _spans(text, passage.start, passage.end, headings):
         size = _word_count(text[first:last])
@@ -179,14 +182,20 @@ def statements(hit: Hit) -> Iterator[Span]:
 
 
 def _spans(text: str, start: int, end: int, headings: Mapping[int, str]) -> Iterator[Span]:
+    empty = list[Span]()  # a heading without text below it so far
     for first, last in sentence_spans(text, start, end):
-        if first in headings:
-            start = _end_of_heading(text, first, end, headings[first])
+        if empty and not headings.keys().isdisjoint(range(empty[0][1], first + 1)):
+            yield empty.pop()
+        if title := headings.get(first):
+            start = _end_of_heading(text, first, end, title)
+            if _word_count(title) >= LEAST_HEADING:
+                empty = [(first, first + len(text[first:start].rstrip()))]
         first = max(first, start)
-        if _word_count(text[first:last]) > MOST_WORDS:
-            yield from chunks(text, (first, last), LINE_BREAK)
-        elif first < last:
-            yield first, last
+        if first < last:
+            empty.clear()
+            is_long = _word_count(text[first:last]) > MOST_WORDS
+            yield from chunks(text, (first, last), LINE_BREAK) if is_long else [(first, last)]
+    yield from empty
 
 
 def _end_of_heading(text: str, start: int, end: int, title: str) -> int:

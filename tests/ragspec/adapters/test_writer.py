@@ -185,13 +185,16 @@ def test_passages_keep_their_place_on_the_variant_to_a_host_and_back() -> None:
     assert back.document.name == hit.document.name
     assert (back.passage.start, back.passage.end) == (hit.passage.start, hit.passage.end)
     text = "On\n\nAn oak stands.\n\nIt is old."
-    for unit, pages in (("line", ()), ("line", (0, 4)), ("page", (0, 0, 19)), ("sheet", (0, 4))):
+    for unit, pages in (("line", ()), ("line", (0, 4)), ("page", (0, 0, 19)), ("sheet", (0, 19))):
         passage = replace(hit.passage, start=4, end=len(text), text=text[4:])
         document = replace(hit.document, text=text, pages=pages, unit=unit)
         facts = json.loads(json.dumps(facts_of(replace(hit, document=document, passage=passage))))
         (back,) = hits_of([(text[4:], 1.0, facts)])
         for at in (4, 5, 20):
-            both = {(each.place(at, 0), each.page_of(at)) for each in (document, back.document)}
+            both = {
+                (each.place(at, 0), each.place(at, len(text)), each.page_of(at))
+                for each in (document, back.document)
+            }
             assert len(both) == 1
         assert rank_sentences("oak?", [back])[0].text == "An oak stands."
     for wrong in ({"place": "line 99"}, {"place": "page 1", "breaks": 5}, {"place": 7}):

@@ -369,14 +369,14 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
 
 
 PLACES = {
-    "a.pptx": ("About Sales", "slide 3"),
-    "a.xlsx": ("Hose", "sheet 1, row 4"),
-    "a.mbox": ("From here", "message 2"),
-    "a.ipynb": ("done", "cell 2"),
-    "a.jsonl": ("a: 1, 2", "line 4"),
-    "a.csv": ("Hose", "row 3"),
-    "b.json": ("}", "line 2"),
-    "a.eml": ("lifts", ""),
+    "a.pptx": ("About Sales", "slide 3", "slide 1 to slide 3"),
+    "a.xlsx": ("Hose", "sheet 1, row 4", "sheet 1, row 1 to sheet 1, row 4"),
+    "a.mbox": ("From here", "message 2", "message 1 to message 2"),
+    "a.ipynb": ("done", "cell 2", "cell 1 to cell 2"),
+    "a.jsonl": ("a: 1, 2", "line 4", "line 1 to line 4"),
+    "a.csv": ("Hose", "row 3", "row 1 to row 3"),
+    "b.json": ("}", "line 2", "line 1 to line 2"),
+    "a.eml": ("lifts", "", ""),
 }
 
 
@@ -391,9 +391,11 @@ def test_files_are_read_as_their_readers_see_them(
     assert (document.text.strip(), document.title) == (text, title or name)
     assert len(document.notes) == len(notes), document.notes
     assert all(part in note for part, note in zip(notes, document.notes, strict=True))
-    piece, place = PLACES.get(name, ("", document.place(0, 0)))
+    end = len(document.text)
+    piece, place, whole = PLACES.get(name, ("", document.place(0, 0), document.place(0, end)))
     at = document.text.index(piece)
     assert document.place(at, at) == (place or f"characters {at} to {at}")
+    assert document.place(0, end) == (whole or f"characters 0 to {end}")
     assert document.page_of(0) is None
     PassageIndex.build([document], embedder=None).save(tmp_path / "idx")
     assert PassageIndex.open(tmp_path / "idx").documents == (document,)

@@ -1,5 +1,6 @@
 """The sentences that answer a question: their ends, their order, and refusals."""
 
+import json
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -36,6 +37,10 @@ STATEMENTS = [
     "Two people carry the pump upright, as a tilted one leaks oil into the motor.",
     "The warranty ends after three years.",
 ]
+TITLES = ["# It moves to May", "It is.", "# May it. Be red"]
+CELLS = [
+    {"cell_type": "markdown", "source": each} for each in ("# It moves to May", "It is", "It was")
+]
 
 
 def manual(tmp_path: Path) -> Document:
@@ -60,6 +65,8 @@ def hits_of(document: Document) -> list[Hit]:
         ("a.py", "x = 1\n\n\ndef f(port=8):\n    pass\n", ["x = 1", "def f(port=8):\n    pass"]),
         ("a.eml", "From: A\nSubject: B\n\nIt is.", ["From: A\nSubject: B\n\nIt is."]),
         ("a.pdf", pdf_of("It is.", "It was."), ["It is.", "It was."]),
+        ("a.md", "# It moves to May\n\n# Oh my\n\nIt is.\n\n# May it. Be red", TITLES),
+        ("a.ipynb", json.dumps({"cells": CELLS}), ["# It moves to May", "It is", "It was"]),
     ],
 )
 def test_statements_are_sentences_below_their_heading(
