@@ -1,16 +1,22 @@
 """The text of every page of a PDF file, without running lines, words rejoined across line ends."""
 
+from __future__ import annotations
+
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from ragspec.errors import DocumentError, pluralize
 from ragspec.retrievers.formats.encodings import Extract, clean, joined
 from ragspec.retrievers.formats.readers import parsing
+
+if TYPE_CHECKING:
+    from pypdfium2 import PdfPage
 
 LIGATURES = {number: unicodedata.normalize("NFKC", chr(number)) for number in range(0xFB00, 0xFB07)}
 CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
@@ -20,6 +26,7 @@ NEAR = -2, -1, 1, 2  # steps to pages whose numbers a page counts on from
 DIGITS = re.compile(r"\d{1,9}")
 WORD = re.compile(r"\w+(?:-\w+)*")
 EDGE = 2  # lines at the top and at the bottom of a page that may be running lines
+MARGIN = 0.15  # of a page's height, in which they stand
 RUNNING, FEWEST = 0.6, 3  # least share and number of the pages, or of the left or the right ones
 # A line is numbered by pages if little else stands beside the number, or a separator between them.
 NUMBERED = re.compile(
@@ -28,6 +35,10 @@ NUMBERED = re.compile(
     r"|0\s*(?:[|–—·•]|\s{2})\s*.+|.+\s*(?:[|–—·•]|\s{2})\s*0|第?\s*0\s*[页頁ページ]+.*|- 0 -",
     re.I,
 )
+INNER_DIGITS = re.compile(r"(?<=\S)[-+−]?\d+")
+SMALL, RAISED = 0.85, 0.15  # a raised digit's most height and least rise, of what precedes it
+Key = tuple[bool, str]  # is at the top, text
+Edge = tuple[Key, int, int]  # numbers of the line and of the outer one that must be running as well
 # pdfium must not run in two threads at once.
 PDFIUM = Lock()
 
@@ -48,15 +59,16 @@ def read_pdf(path: Path, data: bytes) -> Extract:
             with PDFIUM, pypdfium2.PdfDocument(data) as file:
                 title = file.get_metadata_value("Title")
                 file.init_forms()
+                unread = Counter(kind for page in file for kind in _unread(page))
                 if file.formenv:  # a form's values become text of the pages when these are reopened
                     for page in file:
                         page.flatten()
-                raw = [page.get_textpage().get_text_range() for page in file]
+                pages = [*map(_page, file)]
         except pypdfium2.PdfiumError as error:
             if "assword" in str(error):
                 raise DocumentError(f"{path} is encrypted; remove its password first.") from error
             raise DocumentError(f"{path} is a broken PDF ({error}).") from error
-    title = clean(title).strip()
+    title, raw = clean(title).strip(), [text for text, _ in pages]
     empty = [number for number, page in enumerate(raw, 1) if not page.strip()]
     if len(empty) == len(raw):
         raise DocumentError(
@@ -64,9 +76,13 @@ def read_pdf(path: Path, data: bytes) -> Extract:
             "on scans."
         )
     notes = [f"no text on pages {', '.join(map(str, empty))}"] if empty else []
-    texts, removed = cleaned([clean(page.replace("\r\n", "\n")) for page in raw])
+    notes += [f"{count} {kind} left out" for kind, count in unread.items()]
+    texts, removed = cleaned(raw, [margins for _, margins in pages])
     if removed:
-        notes.append(f"{removed} running lines of page edges were removed, each stands once")
+        notes.append(
+            f"{len(removed)} running lines of page edges were removed, each stands once: "
+            + "; ".join({DIGITS.sub("0", line): line for line in removed}.values())
+        )
     parts = [
         Extract(text, headings=((0, f"{title or clean(path.name)}, page {number}"),))
         for number, text in enumerate(texts, 1)
@@ -74,15 +90,58 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     return replace(joined(parts, title, "page"), notes=tuple(notes))
 
 
-def cleaned(pages: Sequence[str]) -> tuple[list[str], int]:
-    """Return the pages without running lines and ligatures, and how many lines were removed.
+def _unread(page: PdfPage) -> Iterator[str]:
+    """Yield the kind of each annotation that is not read."""
+    from pypdfium2 import raw
+
+    for number in range(raw.FPDFPage_GetAnnotCount(page)):
+        each = raw.FPDFPage_GetAnnot(page, number)
+        field = raw.FPDFAnnot_GetFormFieldType(page.formenv, each) if page.formenv else 0
+        if field in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON):
+            yield "check boxes and radio buttons"
+        elif raw.FPDFAnnot_GetSubtype(each) == raw.FPDF_ANNOT_TEXT:
+            yield "sticky notes"
+        raw.FPDFPage_CloseAnnot(each)
+
+
+def _page(page: PdfPage) -> tuple[str, str]:
+    """Return the text of a page with "^" before raised digits, and that of its margins."""
+    from pypdfium2 import raw
+
+    def box(at: int) -> tuple[float, float]:
+        """Return where a character's font begins, and its height."""
+        rect, index = raw.FS_RECTF(), raw.FPDFText_GetCharIndexFromTextIndex(part, at)
+        raw.FPDFText_GetLooseCharBox(part, index, rect)
+        return rect.bottom, rect.top - rect.bottom
+
+    def is_raised(at: int, before: int) -> bool:
+        (low, size), (base, height) = box(at), box(before)
+        return 0 < size < SMALL * height and low > base + RAISED * height
+
+    def marked(match: re.Match[str]) -> str:
+        start, end = match.span()
+        if not is_raised(end - 1, start - 1):
+            return match[0]
+        at = next(at for at in range(start, end) if is_raised(at, start - 1))
+        return f"{text[start:at]}^{text[at:end]}"
+
+    part, (_, bottom, _, top) = page.get_textpage(), page.get_bbox()
+    margin, text = MARGIN * (top - bottom), part.get_text_range()
+    edges = part.get_text_bounded(bottom=top - margin), part.get_text_bounded(top=bottom + margin)
+    return INNER_DIGITS.sub(marked, text), text if page.get_rotation() else "\n".join(edges)
+
+
+def cleaned(pages: Sequence[str], margins: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """Return the pages without running lines and ligatures, and the lines that were removed.
 
     A word that is cut at a line's end is joined if the whole stands elsewhere, or if its second
     part is no word of its own there.
     """
-    texts, removed = without_running_lines(
-        [PILCROW.sub("", page.translate(CHARACTERS)) for page in pages]
+    plain, edges = (
+        [PILCROW.sub("", clean(page).replace("\r\n", "\n").translate(CHARACTERS)) for page in each]
+        for each in (pages, margins or pages)
     )
+    texts, removed = without_running_lines(plain, edges)
     words = {word.lower() for page in texts for word in WORD.findall(CUT_WORD.sub(" ", page))}
 
     def joined(match: re.Match[str]) -> str:
@@ -94,35 +153,41 @@ def cleaned(pages: Sequence[str]) -> tuple[list[str], int]:
     return [CUT_WORD.sub(joined, page).replace("\ufffe", "-") for page in texts], removed
 
 
-def without_running_lines(pages: Sequence[str]) -> tuple[list[str], int]:
-    """Return the pages with edge lines that most pages share once, and how many were removed.
+def without_running_lines(
+    pages: Sequence[str], margins: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Return the pages with edge lines that most pages share once, and the removed lines.
 
-    Page numbers may differ in them. A page keeps all its lines if it would lose more than half.
+    Lines that count pages may differ in numbers. Others must stand in the margins, and an inner one
+    goes only with the outer one. A page keeps all its lines if it would lose more than half.
     """
     split = [page.split("\n") for page in pages]
     plain = [{_plain(line) for line in lines} for lines in split]
+    outer = [{*map(_plain, margin.split("\n"))} for margin in margins] or plain
     edges = [
-        _edges(lines, {step: plain[page + step] for step in NEAR if 0 <= page + step < len(plain)})
+        _edges(
+            lines,
+            {step: plain[page + step] for step in NEAR if 0 <= page + step < len(plain)},
+            outer[page],
+        )
         for page, lines in enumerate(split)
     ]
     every, *sides = (_running(some) for some in (edges, edges[::2], edges[1::2]))
-    removed, before = 0, set[tuple[bool, str]]()
+    removed, before = list[str](), set[Key]()
     for number, (lines, edge) in enumerate(zip(split, edges, strict=True)):
         keys = (every | sides[number % 2]) & before
-        running = {place for key, place in edge if key in keys}
-        before.update(key for key, _ in edge)
+        places = {place for key, place, _ in edge if key in keys}
+        running = {place for key, place, beside in edge if key in keys and beside in places}
+        before.update(key for key, *_ in edge)
         if 2 * len(running) <= sum(bool(line.strip()) for line in lines):
-            removed += len(running)
+            removed += [lines[place].strip() for place in sorted(running)]
             lines[:] = [line for place, line in enumerate(lines) if place not in running]
     return ["\n".join(lines) for lines in split], removed
 
 
-Edge = tuple[tuple[bool, str], int]  # (is at the top, text), number of the line
-
-
-def _running(pages: Sequence[Sequence[Edge]]) -> set[tuple[bool, str]]:
+def _running(pages: Sequence[Sequence[Edge]]) -> set[Key]:
     """Return the keys of lines that most of some pages share."""
-    counts = Counter(key for page in pages for key in {key for key, _ in page})
+    counts = Counter(key for page in pages for key in {key for key, *_ in page})
     return {key for key, n in counts.items() if n >= max(FEWEST, RUNNING * len(pages))}
 
 
@@ -131,18 +196,22 @@ def _plain(line: str) -> str:
     return DIGITS.sub(lambda match: str(int(match[0])), line.strip())
 
 
-def _edges(lines: Sequence[str], near: Mapping[int, Container[str]]) -> list[Edge]:
+def _edges(
+    lines: Sequence[str], near: Mapping[int, Container[str]], margins: Container[str]
+) -> list[Edge]:
     """Return the lines at both edges of a page; numbers are 0 if one counts on from a near page."""
     places = [place for place, line in enumerate(lines) if line.strip()]
-    edges = []
+    edges = list[Edge]()
     for number, place in enumerate(places[:EDGE] + places[-EDGE:]):
-        line = lines[place].strip()
-        text = DIGITS.sub("0", line)
+        line, is_top = lines[place].strip(), number < min(EDGE, len(places))
+        text, beside = DIGITS.sub("0", line), place
         if not NUMBERED.fullmatch(text) or not any(
             _plain(f"{line[: match.start()]}{int(match[0]) + step}{line[match.end() :]}") in others
             for match in DIGITS.finditer(line)
             for step, others in near.items()
         ):
-            text = " ".join(line.split())
-        edges.append(((number < min(EDGE, len(places)), text), place))
+            if _plain(line) not in margins:
+                continue
+            text, beside = " ".join(line.split()), places[0 if is_top else -1]
+        edges.append(((is_top, text), place, beside))
     return edges

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def pdf_of(*pages: str | Sequence[str], field: str = "") -> bytes:
-    """Return a PDF of these pages, each a line or several; a form on the first has one value."""
+    """Return a PDF of these pages, each a line or several; the first may have a form."""
     listed = [[page] if isinstance(page, str) else list(page) for page in pages]
     kids = b" ".join(b"%d 0 R" % (4 + 2 * i) for i in range(len(listed)))
     objects = [
@@ -21,14 +21,19 @@ def pdf_of(*pages: str | Sequence[str], field: str = "") -> bytes:
             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
         ]
     if field:
-        widget, look = len(objects) + 1, f"BT /F1 12 Tf ({field}) Tj ET".encode("latin-1")
-        objects[0] = objects[0].replace(b">>", b"/AcroForm << /Fields [%d 0 R] >> >>" % widget)
-        objects[3] = objects[3].replace(b"/Parent", b"/Annots [%d 0 R] /Parent" % widget)
+        fields = widget, _ = len(objects) + 1, len(objects) + 3
+        look = f"BT /F1 12 Tf ({field}) Tj ET".encode("latin-1")
+        objects[0] = objects[0].replace(
+            b">>", b"/AcroForm << /Fields [%d 0 R %d 0 R] >> >>" % fields
+        )
+        note = b"/Annots [%d 0 R %d 0 R << /Subtype /Text /Contents (Note) >>] /Parent" % fields
+        objects[3] = objects[3].replace(b"/Parent", note)
         objects += [
             b"<< /Subtype /Widget /FT /Tx /T (n) /Rect [40 600 200 620] /AP << /N %d 0 R >> >>"
             % (widget + 1),
             b"<< /Subtype /Form /BBox [0 0 160 20] /Resources << /Font << /F1 3 0 R >> >> "
             b"/Length %d >>\nstream\n%s\nendstream" % (len(look), look),
+            b"<< /Subtype /Widget /FT /Btn /T (b) /Rect [0 0 9 9] >>",
         ]
     out, places = b"%PDF-1.4\n", []
     for number, body in enumerate(objects, 1):

@@ -71,12 +71,31 @@ def test_invoices_keep_their_numbers_and_one_line_pages_their_line(tmp_path: Pat
              for n in range(1, 6)]  # fmt: skip
     text = load(tmp_path, "invoices.pdf", pdf_of(*pages)).text
     assert all(f"Invoice number 100{n}" in text and f"due {n}0 EUR" in text for n in range(1, 6))
+    pages = [[f"Invoice 100{n}", "Amount due: 50 EUR", f"For {n}", "Total: 5"] for n in range(1, 6)]
+    text = load(tmp_path, "sums.pdf", pdf_of(*pages)).text
+    assert text.count("Amount due: 50 EUR") == text.count("Total: 5") == 5
     assert load(tmp_path, "lines.pdf", pdf_of(*["Same line"] * 5)).text.count("Same line") == 5
 
 
 def test_values_of_a_form_are_text_of_their_page(tmp_path: Path) -> None:
     document = load(tmp_path, "form.pdf", pdf_of("Name", "Total", field="Ann Lee"))
     assert document.text == "Name\nAnn Lee\n\nTotal"
+    assert document.notes == ("1 check boxes and radio buttons left out", "1 sticky notes left out")
+
+
+@pytest.mark.parametrize(
+    ("before", "raised", "after", "text"),
+    [
+        ("It lifts 10", "-6", " litres", "10^-6"),
+        ("A note", "3,4", " ends", "note^3,4"),
+        ("See ", "5", "6 and 3", "See 5"),
+    ],
+)
+def test_raised_digits_of_a_pdf_join_no_number(
+    tmp_path: Path, before: str, raised: str, after: str, text: str
+) -> None:
+    line = f"{before}) Tj /F1 7 Tf 5 Ts ({raised}) Tj 0 Ts /F1 12 Tf ({after}"
+    assert text in load(tmp_path, "a.pdf", pdf_of([line, "Next"])).text
 
 
 def test_removed_lines_and_empty_pages_of_a_pdf_are_said(tmp_path: Path) -> None:
@@ -87,7 +106,8 @@ def test_removed_lines_and_empty_pages_of_a_pdf_are_said(tmp_path: Path) -> None
         "The Handbook\nText a\nmore a\nPage 1 of 4\n\nText b\nmore b\n\nT"
     )
     assert document.notes[0] == "no text on pages 5"
-    assert document.notes[1:] == ("6 running lines of page edges were removed, each stands once",)
+    note = "6 running lines of page edges were removed, each stands once: The Handbook; Page 4 of 4"
+    assert document.notes[1:] == (note,)
     assert len(document.digest) == 64 and len(document.pages) == 5
     PassageIndex.build([document], embedder=None).save(tmp_path / "one.idx")
     assert PassageIndex.open(tmp_path / "one.idx").documents == (document,)
