@@ -6,6 +6,7 @@ Control sequences of terminals are removed, and every repair leaves a note.
 import codecs
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,8 +36,18 @@ WIDER = {
 GUESSED = [
     "cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257",
     "cp1258", "cp874", "cp866", "cp932", "euc_jp", "gb18030", "big5", "cp949", "iso8859_5",
-    "iso8859_6",
+    "iso8859_6", "koi8_u",
 ]  # fmt: skip
+LATIN = ("cp1252", "cp1250", "cp1254", "iso8859_2", "mac_roman", "cp850", "cp437")
+# Letters of languages above ASCII; one covers nearly all of a text in the right codec.
+ALPHABETS = (
+    "äöüß", "àâçéèêëîïôùûüœæ", "áéíñóúüªº", "áâãàçéêíóôõúü", "àèéìòùî", "åäöæøéüáêèô", "ëïéöüèó",
+    "ąćęłńóśźż", "áäčďéěíĺľňóôŕřšťúůýž", "áéíóöőúüű", "ăâîșțşţ", "čćđšžäöü", "çğıöşüâîû",
+)  # fmt: skip
+SIGNS = frozenset("“”„‘‚«»€°§©®™•¿¡µ±×½¼²³£¢¥\xa0")
+OPENING, JOINING = frozenset("„‚¿¡"), frozenset("’—–…·")  # not behind letters; within words
+OTHERS = re.compile(r"(?s)(?=(.?)([^\x00-\x7f])(.?))")
+SPELLED = 0.95  # least share of such letters and signs
 ENOUGH, DIFFERENT = 8, 2  # fewest bytes above ASCII, and different ones, to guess from
 SAMPLE = 65536
 GAP = "\n\n"  # between the parts of a file
@@ -92,7 +103,7 @@ def decode(path: Path, data: bytes) -> Extract:
     if has_controls or broken:
         sample = text[:SAMPLE]
         if len(CONTROL.findall(sample)) + sample.count("\ufffd") > 0.02 * len(sample):
-            raise DocumentError(f"{path} is a binary file, expected text.")
+            raise DocumentError(f"{path} is binary or in an unknown encoding; save it as UTF-8.")
         text, controls = CONTROL.subn(" ", text)
     notes = {
         f"the encoding {guess} was guessed": guess,
@@ -201,9 +212,23 @@ def _utf16(data: bytes) -> str:
 def _guess(data: bytes) -> str:
     """Return the likeliest codec; Windows-1252 where too little stands above ASCII to tell."""
     high = data.translate(None, bytes(range(128)))
+    shares = {codec: _spelled(strict(data, codec) or "\ufffd") for codec in LATIN}
+    best = max(shares.values()) if 3 * len(high) < len(data) else 0.0
+    codecs = [codec for codec in LATIN if shares[codec] == best] if best >= SPELLED else GUESSED
     if len(high) < ENOUGH or len({*high}) < DIFFERENT:
-        return "cp1252"
+        return codecs[0]
     from charset_normalizer import from_bytes
 
-    best = from_bytes(data, cp_isolation=GUESSED).best()
-    return best.encoding if best else "cp1252"
+    match = from_bytes(data, cp_isolation=codecs).best()
+    return match.encoding if match else codecs[0]
+
+
+def _spelled(text: str) -> float:
+    """Return the share of characters above ASCII that the best language, or punctuation, has."""
+    counts = Counter[str]()  # signs as ""
+    for before, each, after in map(re.Match.groups, OTHERS.finditer(text)):
+        is_inner = before.isalpha() and (after.isalpha() or each in OPENING)
+        is_sign = each in JOINING or (each in SIGNS and not is_inner)
+        counts["" if is_sign else each if before.islower() else each.lower()] += 1
+    known = max(sum(counts[letter] for letter in letters) for letters in ALPHABETS)
+    return (counts[""] + known) / max(1, counts.total())

