@@ -1,7 +1,5 @@
 """The text of every page of a PDF file, without running lines, words rejoined across line ends."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter
@@ -9,14 +7,11 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ragspec.errors import DocumentError, pluralize
 from ragspec.retrievers.formats.encodings import Extract, clean, joined
 from ragspec.retrievers.formats.readers import parsing
-
-if TYPE_CHECKING:
-    from pypdfium2 import PdfPage
 
 LIGATURES = {number: unicodedata.normalize("NFKC", chr(number)) for number in range(0xFB00, 0xFB07)}
 CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
@@ -90,21 +85,20 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     return replace(joined(parts, title, "page"), notes=tuple(notes))
 
 
-def _unread(page: PdfPage) -> Iterator[str]:
+def _unread(page: Any) -> Iterator[str]:
     """Yield the kind of each annotation that is not read."""
     from pypdfium2 import raw
 
+    kinds = {raw.FPDF_FORMFIELD_CHECKBOX: "check boxes", raw.FPDF_FORMFIELD_RADIOBUTTON: "buttons"}
     for number in range(raw.FPDFPage_GetAnnotCount(page)):
         each = raw.FPDFPage_GetAnnot(page, number)
         field = raw.FPDFAnnot_GetFormFieldType(page.formenv, each) if page.formenv else 0
-        if field in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON):
-            yield "check boxes and radio buttons"
-        elif raw.FPDFAnnot_GetSubtype(each) == raw.FPDF_ANNOT_TEXT:
-            yield "sticky notes"
+        yield from [kinds[field]] if field in kinds else ()
+        yield from ["sticky notes"] * (raw.FPDFAnnot_GetSubtype(each) == raw.FPDF_ANNOT_TEXT)
         raw.FPDFPage_CloseAnnot(each)
 
 
-def _page(page: PdfPage) -> tuple[str, str]:
+def _page(page: Any) -> tuple[str, str]:
     """Return the text of a page with "^" before raised digits, and that of its margins."""
     from pypdfium2 import raw
 
@@ -114,16 +108,13 @@ def _page(page: PdfPage) -> tuple[str, str]:
         raw.FPDFText_GetLooseCharBox(part, index, rect)
         return rect.bottom, rect.top - rect.bottom
 
-    def is_raised(at: int, before: int) -> bool:
-        (low, size), (base, height) = box(at), box(before)
-        return 0 < size < SMALL * height and low > base + RAISED * height
-
     def marked(match: re.Match[str]) -> str:
-        start, end = match.span()
-        if not is_raised(end - 1, start - 1):
-            return match[0]
-        at = next(at for at in range(start, end) if is_raised(at, start - 1))
-        return f"{text[start:at]}^{text[at:end]}"
+        (start, at), (base, height) = match.span(), box(match.start() - 1)
+        for low, size in map(box, range(at - 1, start - 1, -1)):
+            if not (0 < size < SMALL * height and low > base + RAISED * height):
+                break
+            at -= 1
+        return f"{text[start:at]}{'^' * (at < match.end())}{text[at : match.end()]}"
 
     part, (_, bottom, _, top) = page.get_textpage(), page.get_bbox()
     margin, text = MARGIN * (top - bottom), part.get_text_range()

@@ -21,13 +21,11 @@ def pdf_of(*pages: str | Sequence[str], field: str = "") -> bytes:
             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
         ]
     if field:
-        fields = widget, _ = len(objects) + 1, len(objects) + 3
-        look = f"BT /F1 12 Tf ({field}) Tj ET".encode("latin-1")
-        objects[0] = objects[0].replace(
-            b">>", b"/AcroForm << /Fields [%d 0 R %d 0 R] >> >>" % fields
-        )
-        note = b"/Annots [%d 0 R %d 0 R << /Subtype /Text /Contents (Note) >>] /Parent" % fields
-        objects[3] = objects[3].replace(b"/Parent", note)
+        widget, look = len(objects) + 1, f"BT /F1 12 Tf ({field}) Tj ET".encode("latin-1")
+        fields = b"%d 0 R %d 0 R" % (widget, widget + 2)
+        objects[0] = objects[0].replace(b">>", b"/AcroForm << /Fields [%s] >> >>" % fields)
+        notes = b"/Annots [%s << /Subtype /Text >>] /Parent" % fields
+        objects[3] = objects[3].replace(b"/Parent", notes)
         objects += [
             b"<< /Subtype /Widget /FT /Tx /T (n) /Rect [40 600 200 620] /AP << /N %d 0 R >> >>"
             % (widget + 1),
