@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ragspec.engine.engine import Engine
+from ragspec.engine.prompts import check_length
 from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
@@ -86,7 +87,10 @@ class CallState:
         pipe, family, call = self.pipe, self.pipe.family, self.call
         latents = family.unit == "latents"
         target = family.open(family.model, self.conditions, config)
-        progress = Progress(self, numbers, target)
+        prompts, tokens = family.prompts(target, config), self.raster.tokens
+        names = "the prompt", f"height x width in codes of {family.codec.reduction} pixels"
+        check_length(max(map(len, prompts)), tokens, target.max_length, names)
+        progress = Progress(self, numbers, target)  # which takes memory by the size
         engine = Engine(
             target,
             None,
@@ -96,9 +100,9 @@ class CallState:
             max_batch_size=pipe.batch_size,
         )
         temperature = 1.0 if latents else call.temperature
-        tokens, began, owner = self.raster.tokens, time.perf_counter(), object()
+        began, owner = time.perf_counter(), object()
         requests, _ = engine.prepare(
-            family.prompts(target, config),
+            prompts,
             Sampling(temperature, call.top_k, call.top_p, call.min_p, seed=list(config.seeds)),
             {"max_new_tokens": tokens, "ignore_eos": True, "on_step": progress.step},
         )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from ragspec.errors import InputError, ModelError
+from ragspec.errors import InputError, ModelError, PromptTooLongError
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.options import PlaceOptions
@@ -84,7 +84,7 @@ def test_images_are_passed_on_as_they_finish(saved: Saved, kind: str) -> None:
     assert torch.equal(values(pipe(**CALLS[kind], seed=5)), values(plain))
 
 
-def test_what_a_call_cannot_mean_is_refused(saved: Saved) -> None:
+def test_what_a_call_cannot_mean_is_refused(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = opened(saved("codes"))
     wrong: list[dict[str, Any]] = [
         *({"seed": seed} for seed in (1.5, [1, 2], [1, 2, "x"])),
@@ -102,6 +102,9 @@ def test_what_a_call_cannot_mean_is_refused(saved: Saved) -> None:
     for kind in ("codes", "janus", "emu3", "imagegpt"):
         with pytest.raises(InputError, match="got codes from 99 to 99; expected 0 to"):
             opened(saved(kind)).decode(torch.full((1, 3, 3), 99))
+    monkeypatch.setattr("ragspec.visual.run.Progress", None)  # it takes memory by the size
+    with pytest.raises(PromptTooLongError, match="set height x width in codes of 2 pixels to"):
+        opened(saved("emu3"))("tree", height=2000, width=2000)
 
 
 @EVERY
