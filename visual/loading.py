@@ -10,19 +10,30 @@ it; the benchmark of images writes it (`--tune`).
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragspec.errors import ModelError, ModelNotFoundError, UnknownNameError, UnsupportedModelError
-from ragspec.models.checks import CONFIG, check_tensors
+from ragspec.errors import (
+    ModelError,
+    ModelNotFoundError,
+    RagspecError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from ragspec.models.checks import CONFIG, check_tensors, read_config
 from ragspec.models.resolve import STARTER, resolve_model
 from ragspec.registry import did_you_mean, names, resolve, unknown
 
 SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
 BUNDLED = STARTER / "images"
 SETUP, RELAXATION = "ragspec.json", "relaxation.json"
+IMAGE_MODEL = (
+    "an image model. Open a published file in Python with ImagePipeline.from_pretrained, and "
+    "save_pretrained writes its folder"
+)
 # What save_pretrained writes, beside configurations.
 PARTS = (
     *("target", "tokenizer", "vae", "vq", "draft", "head", RELAXATION),
@@ -35,6 +46,18 @@ _DRAFTING = ("draft_mode", "min_expected_gain")  # apply with the saved drafter 
 _UNNAMED = "LABEL_"  # transformers' prefix of classes without a name
 JACOBI, MODEL, HEAD = "jacobi", "model", "head"
 NAMES = (AUTO, NONE, JACOBI, MODEL, HEAD)
+
+
+@contextmanager
+def expect_readable(subject: str, expected: str) -> Iterator[None]:
+    """Raise ModelError, which begins with the subject, for any error of damaged files."""
+    try:
+        yield
+    except (RagspecError, MemoryError):
+        raise
+    except Exception as error:  # damaged files may raise any
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{subject} ({reason}); expected {expected}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,38 +132,35 @@ def find_draft(drafter: str | Path, folder: ImageFolder | None) -> Path:
     return path
 
 
-def read_kind(folder: Path, expected: str = "") -> str | None:
+def read_kind(folder: Path, expected: str = IMAGE_MODEL) -> str | None:
     """Return the kind of model in a folder's configuration; None if it names none.
 
     Args:
-        expected: The kind of model to name if there is no configuration.
+        expected: The model to name if there is no configuration.
 
     Raises:
-        ModelNotFoundError: The folder holds no config.json.
+        ModelNotFoundError: The folder holds no config.json, or is a file.
+        ModelError: The configuration cannot be read.
     """
     if not is_model(folder):
-        raise ModelNotFoundError(
-            f"{folder} holds no {CONFIG}; expected the folder of a {expected!r} model."
-        )
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        keys = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
-        return next((str(config[key]) for key in keys if config.get(key)), None)
-    except (OSError, ValueError, AttributeError, TypeError):
-        return None  # loading reports a broken one
+        raise ModelNotFoundError(f"{folder} holds no {CONFIG}; expected the folder of {expected}.")
+    config = read_config(folder / CONFIG)
+    keys = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
+    return next((str(config[key]) for key in keys if config.get(key)), None)
 
 
 def class_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the class names of a model's configuration, in order.
+    """Return the class names of a configuration, in order; raise ModelError for a damaged one.
 
     They are empty unless every class has one, and None for a model that reads prompts.
     """
-    config = config.get("trunk") or config  # of causal latents
-    if config.get("condition", "class") != "class":
-        return None
-    labels = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
-    count = config.get("num_classes", len(labels))
-    names = tuple(labels.get(number, "") for number in range(count))
+    expected = "a number as num_classes, and names in id2label. Copy the file again."
+    with expect_readable(f"the classes in the model's {CONFIG} cannot be read", expected):
+        config = config.get("trunk") or config  # of causal latents
+        if config.get("condition", "class") != "class":
+            return None
+        labels = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
+        names = tuple(labels.get(n, "") for n in range(config.get("num_classes", len(labels))))
     unnamed = any(not name or name.startswith(_UNNAMED) for name in names)
     return () if unnamed else names
 
@@ -221,17 +241,13 @@ def as_saved(
     """
     if path is None or not (isinstance(rule, str) and rule == AUTO):
         return drafter, rule, settings
-    try:
+    expected = "what save_pretrained wrote. Save the pipeline again, or remove the file."
+    with expect_readable(f"{path} cannot be read", expected):
         saved = json.loads(path.read_text(encoding="utf-8"))
         more = dict(saved.pop("rule", None) or {"name": ""})
         name, usual = more.pop("name"), saved.pop("drafter", AUTO)
         if not isinstance(usual, str) or not isinstance(name, str):
             raise TypeError(f"drafter {usual!r}, rule {name!r}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelError(
-            f"{path} cannot be read ({error!r}); expected what save_pretrained wrote. Save the "
-            "pipeline again, or remove the file."
-        ) from error
     saved = {**more, **saved}
     if drafter in (AUTO, [AUTO], (AUTO,)):
         drafter = usual.split("+") if "+" in usual else usual
@@ -245,15 +261,11 @@ def relaxation_of(path: Path | None, rule: str) -> dict[str, float]:
     """Return a rule's measured settings, {} without a file; raise ModelError for a damaged one."""
     if path is None or not path.is_file():
         return {}
-    try:
+    expected = "what the benchmark of images writes (--tune). Write it again, or remove it."
+    with expect_readable(f"{path} holds no settings of relaxed rules", expected):
         record = json.loads(path.read_text(encoding="utf-8"))
         settings = dict(record["rules"].get(rule, {}).get("settings", {}))
         numbers = all(isinstance(value, int | float) for value in settings.values())
         if record["format"] != FORMAT or not numbers:
             raise ValueError(f"format {record['format']}, settings {settings} of {rule!r}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"{path} holds no settings of relaxed rules ({error!r}); expected what the benchmark "
-            "of images writes (--tune). Write it again, or remove it."
-        ) from error
     return settings

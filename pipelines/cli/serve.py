@@ -11,7 +11,7 @@ from ragspec.pipelines.console.checks import check_store
 from ragspec.pipelines.console.records import option, setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.visual.loading import find_folder
+from ragspec.visual.loading import find_folder, read_kind
 
 if TYPE_CHECKING:
     from ragspec.pipelines.server.serving import Serving
@@ -32,7 +32,7 @@ class ServeOptions:
         for path in stores_of(self.store).values():
             check_store(path, "corpus")
         for image in self.images:
-            find_folder(image)
+            read_kind(find_folder(image).target)
         if len({Path(image).name for image in self.images}) < len(self.images):
             got = ", ".join(self.images)
             raise InputError(f"got --images {got}; expected each name once. Rename a folder.")

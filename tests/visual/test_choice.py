@@ -120,7 +120,7 @@ def test_what_cannot_draft_is_refused(folder: Path, tmp_path: Path) -> None:
         (tmp_path, None, errors.ModelNotFoundError, "no draft model at"),
         (tiny_images.model(codes=30), None, errors.TokenizerMismatchError, "vocab_size 30"),
         (3, None, errors.InputError, "as a drafter"),
-        (broken, None, errors.ModelError, "not a valid JSON"),
+        (broken, None, errors.ModelError, "cannot be used"),
     ]
     for drafter, place, error, message in wrong:
         with pytest.raises(error, match=message):

@@ -42,19 +42,20 @@ def test_a_missing_model_says_what_was_tried(tmp_path: Path) -> None:
 
 
 def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path) -> None:
-    config = (folder / "target" / "config.json").read_text(encoding="utf-8")
-    (tmp_path / "config.json").write_text(config, encoding="utf-8")
-    with pytest.raises(errors.ModelError, match="does not load"):
-        LlamaGen.load_model(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(errors.ModelError, match="does not load"):
-        LlamaGen.load_model(tmp_path)
-    deeper = json.loads(config) | {"num_hidden_layers": 3}
-    (tmp_path / "config.json").write_text(json.dumps(deeper), encoding="utf-8")
+    config = json.loads((folder / "target" / "config.json").read_text(encoding="utf-8"))
     whole = (folder / "target" / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(whole)
-    with pytest.raises(errors.ModelError, match="lacks the weights"):
-        LlamaGen.load_model(tmp_path)
+    cases: list[tuple[dict[str, object], bytes | None, str]] = [
+        *(({}, weights, "does not load") for weights in (None, b"damaged")),
+        ({"num_classes": "x"}, whole, "does not load"),
+        ({"id2label": [1]}, whole, "does not load"),
+        ({"num_hidden_layers": 3}, whole, "lacks the weights"),
+    ]
+    for changes, weights, message in cases:
+        (tmp_path / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
+        if weights is not None:
+            (tmp_path / "model.safetensors").write_bytes(weights)
+        with pytest.raises(errors.ModelError, match=message):
+            LlamaGen.load_model(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from ragspec.visual.loading import (
     ImageFolder,
     advice,
     expect_kind,
+    expect_readable,
     kind_of_model,
     read_kind,
     relaxation_of,
@@ -120,16 +121,15 @@ class Family:
             ModelNotFoundError, UnsupportedModelError, ModelError: The folder holds no such model.
             InputError: The device or dtype is not available.
         """
-        from safetensors import SafetensorError
-
-        place, actual = pick_device(device), read_kind(folder, cls.kind)
+        place, actual = pick_device(device), read_kind(folder, f"a {cls.kind!r} model")
         if actual not in (None, cls.kind):
             raise UnsupportedModelError(
                 f"{folder} is a {actual!r} model; expected {cls.kind!r}.{advice(actual)}"
             )
         kind = cls.model_class
         loader = getattr(transformers, kind) if isinstance(kind, str) else kind
-        try:
+        subject = f"{folder} does not load as a {loader.__name__}"
+        with expect_readable(subject, "what its save_pretrained wrote. Copy it again."):
             model, info = loader.from_pretrained(
                 folder,
                 dtype=pick_dtype(dtype, place),
@@ -137,13 +137,6 @@ class Family:
                 use_safetensors=True,
                 output_loading_info=True,
             )
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise ModelError(
-                f"{folder} does not load as a {loader.__name__} ({error}); expected what its "
-                "save_pretrained wrote. Copy it again."
-            ) from error
         if info["missing_keys"]:  # transformers would use random ones
             lacking = ", ".join(sorted(info["missing_keys"])[:3])
             raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")

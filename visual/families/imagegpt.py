@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, ModelError
+from ragspec.errors import InputError
 from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall, ImageConfig
 from ragspec.visual.families.base import Family
 from ragspec.visual.families.multimodal import Ids, MultimodalTarget
-from ragspec.visual.loading import ImageFolder, expect_kind
+from ragspec.visual.loading import ImageFolder, expect_kind, expect_readable
 from ragspec.visual.models.raster import Raster, square
 from ragspec.visual.models.vq import CodeBook
 
@@ -92,13 +92,9 @@ class ImageGPT(Family):
         """Return the image processor of a folder as transformers writes it."""
         from transformers import ImageGPTImageProcessor
 
-        try:
+        expected = "preprocessor_config.json with the clusters of colours. Copy it there."
+        with expect_readable(f"{folder.target} holds no image processor", expected):
             return ImageGPTImageProcessor.from_pretrained(folder.target)
-        except (OSError, ValueError) as error:
-            raise ModelError(
-                f"{folder.target} holds no image processor ({error}); expected "
-                "preprocessor_config.json with the clusters of colours. Copy it there."
-            ) from error
 
     def check(self, call: ImageCall) -> None:
         """Raise InputError for conditions, guidance or fixed codes."""

@@ -16,14 +16,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ragspec.errors import InputError, ModelError, UnsupportedModelError
+from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import input_device
 from ragspec.models.load import LOCAL
 from ragspec.types import PreTrainedModel, Tokenizer
 from ragspec.verification.batch import Batch
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
 from ragspec.visual.families.base import Family
-from ragspec.visual.loading import ImageFolder, expect_kind
+from ragspec.visual.loading import ImageFolder, expect_kind, expect_readable
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget, run_model
 from ragspec.visual.models.vq import ModelVQ, VQTokenizer
@@ -145,16 +145,12 @@ class PromptFamily(Family):
         from transformers import AutoTokenizer
 
         root = folder.target
-        try:
+        expected = "the files of the model's processor beside its weights. Copy them there."
+        with expect_readable(f"{root} holds no tokenizer that loads", expected):
             tokenizer = AutoTokenizer.from_pretrained(root, **LOCAL)
             if tokenizer.chat_template is None and (root / _TEMPLATE).is_file():
                 template = json.loads((root / _TEMPLATE).read_text(encoding="utf-8"))
                 tokenizer.chat_template = template.get("chat_template")
-        except Exception as error:  # a damaged tokenizer.json raises the bare class
-            raise ModelError(
-                f"{root} holds no tokenizer that transformers can load ({error}); expected the "
-                "files of the model's processor beside its weights. Copy them there."
-            ) from error
         return tokenizer
 
     def save(self, root: Path, **options: object) -> None:

@@ -19,8 +19,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.visual.checks import bounded, check_images
+from ragspec.visual.loading import expect_readable, read_kind
 from ragspec.visual.models.published import Tensors, WeightLayout, by_patterns
 
 _GROUPS = 32
@@ -84,20 +85,12 @@ class Autoencoder:
         folder = Path(path)
         if folder.is_file():
             return cls(cls.layout.load(folder, cls.build, dtype), **settings)
-        if not (folder / "config.json").is_file():
-            raise ModelNotFoundError(
-                f"got {str(path)!r}, which is no file and holds no config.json; expected a folder "
-                f"with a {cls.kind}, or a published file such as {cls.example}."
-            )
-        try:
+        read_kind(folder, f"a {cls.kind}, or a published file such as {cls.example}")
+        subject = f"got a {cls.kind} in {str(path)!r} that does not load"
+        with expect_readable(subject, "safetensors that fit its config.json. Save it again."):
             model = getattr(diffusers, cls.kind).from_pretrained(
                 folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
             )
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ModelError(
-                f"got a {cls.kind} in {str(path)!r} that does not load ({error}); expected "
-                "safetensors that fit its config.json. Save it again."
-            ) from error
         return cls(model, **settings)
 
     def __init__(self, model: nn.Module) -> None:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, ModelError
+from ragspec.errors import InputError
 from ragspec.models.load import LOCAL
 from ragspec.models.resolve import resolve_model
+from ragspec.visual.loading import expect_readable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -91,14 +92,10 @@ class TextEncoder:
         from transformers import AutoModelForTextEncoding, AutoTokenizer
 
         folder = resolve_model(str(name)).folder
-        try:
+        expected = "one such as T5 with its tokenizer, which the image model was trained with."
+        with expect_readable(f"{folder} holds no text encoder that loads", expected):
             encoder = AutoModelForTextEncoding.from_pretrained(folder, dtype=dtype, **LOCAL)
             tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(
-                f"{folder} holds no text encoder that transformers can load ({error}); expected "
-                "one such as T5 with its tokenizer, the one that the image model was trained with."
-            ) from error
         return cls(tokenizer, encoder.to(device).eval(), length)
 
     @property

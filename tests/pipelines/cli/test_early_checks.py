@@ -26,7 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("empty.jsonl", "empty.txt", "bad/a.pdf"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("")
-    for name, config in (("nameless", "{}"), ("bare", '{"model_type": "llama"}')):
+    odd = '{"model_type": "llamagen", "num_classes": "x"}'
+    bare = '{"model_type": "llama"}'
+    for name, config in {"nameless": "{}", "bare": bare, "torn": "{", "odd": odd}.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(config)  # no weights
     shutil.copytree(folder / "bare", folder / "cut")
@@ -140,6 +142,11 @@ CASES = [
     ("draw star -s device=bogus", 2, "device 'bogus' is unknown to torch"),
     ("draw star -s device=", 2, "device '' is unknown to torch"),
     ("draw star -s dtype=int8", 2, "dtype 'int8' is unknown"),
+    ("draw --class 1 --model odd", 4, "expected a number as num_classes"),
+    ("draw star --model torn", 4, "torn/config.json cannot be used (Expecting property"),
+    ("draw --class 1 --model broken.gguf", 5, "Open a published file in Python"),
+    ("bench image --model broken.gguf", 5, "Open a published file in Python"),
+    ("serve --images broken.gguf", 5, "Open a published file in Python"),
     ("draw star --model tiles", 2, "Expected --class, got the prompt 'star'"),
     ("draw --class 3 --model emoji", 2, "got --class 3: emoji reads prompts"),
     ("draw --class 99", 2, "got class=99; expected a whole number from 0 to 31"),
