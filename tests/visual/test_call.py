@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, ModelError
 from ragspec.visual.call import ImageCall, some
 from ragspec.visual.checks import class_number
 from ragspec.visual.families.llamagen import padded_features
@@ -80,3 +80,5 @@ def test_features_stand_behind_their_padding() -> None:
     for wrong in (*wide, [two[0]], [two[:0]], [3], None):
         with pytest.raises(InputError, match="expected"):
             padded_features(wrong, 2, 1 if wrong is None else min(len(wrong), 2))
+    with pytest.raises(ModelError, match="the text encoder returned features that are not finite"):
+        padded_features([two * torch.nan], 2, 1)

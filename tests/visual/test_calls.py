@@ -123,6 +123,7 @@ def test_an_empty_negative_prompt_is_none(saved: Saved, kind: str) -> None:
 
 
 PARTS: dict[str, Callable[[Any], torch.Tensor]] = {
+    "codes-condition": lambda pipe: pipe.model.class_embedding.weight,
     "codes-head": lambda pipe: pipe.model.lm_head.weight,
     "codes-decoder": lambda pipe: pipe.tokenizer.model.decoder.conv_in.bias,
     "codes-pixels": lambda pipe: pipe.tokenizer.model.decoder.conv_out.bias,
@@ -144,6 +145,13 @@ def test_no_number_is_an_error_not_an_exact_image(saved: Saved, part: str, numbe
     message = "NaN|not finite" if kind == "codes" else "latents that are not finite"
     with pytest.raises(ModelError, match=message):
         pipe(**CALLS[kind], seed=5, **inputs)
+
+
+def test_a_damaged_draft_model_is_named(saved: Saved) -> None:
+    pipe = opened(saved("codes"), "model")
+    pipe.draft.class_embedding.weight.data.fill_(torch.inf)
+    with pytest.raises(ModelError, match="draft returned embeddings of conditions"):
+        pipe(**CALLS["codes"], seed=5)
 
 
 def test_autocast_changes_no_code(saved: Saved) -> None:

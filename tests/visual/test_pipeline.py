@@ -186,10 +186,7 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
             opened(folder, **inputs)
     pipe = opened(folder)
     wrong: list[dict[str, Any]] = [
-        {"class_labels": 3},
-        {"class_labels": []},
-        {"class_labels": ()},
-        {"class_labels": torch.tensor([])},
+        *({"class_labels": labels} for labels in list[Any]([3, [], (), torch.tensor([])])),
         {"prompt": "cat"},
         {},
         {"class_labels": 1, "prompt": "cat"},

@@ -21,6 +21,7 @@ from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.resolve import resolve_model
 from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
+from ragspec.visual.checks import check_finite
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import ImageFolder, class_labels
 from ragspec.visual.models.autoencoder import Autoencoder, KLAutoencoder
@@ -342,5 +343,7 @@ def padded_features(
             f"numbers; expected 1 to {length} of each, of one width. Cut longer ones."
         )
     padding = tuple(length - size for size in sizes)
-    padded = [pad(prompt, (0, 0, rows, 0)) for prompt, rows in zip(prompts, padding, strict=True)]
-    return torch.stack(padded), padding if any(padding) else ()
+    pairs = zip(prompts, padding, strict=True)
+    padded = torch.stack([pad(prompt, (0, 0, rows, 0)) for prompt, rows in pairs])
+    check_finite(padded, "the text encoder returned features")
+    return padded, padding if any(padding) else ()

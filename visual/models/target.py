@@ -13,13 +13,13 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, ModelError
+from ragspec.errors import InputError
 from ragspec.types import ModelOutput, PreTrainedModel
 from ragspec.verification.batch import Batch, TreeView, hide_padding
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import ModelCache
 from ragspec.verification.tree_attention import tree_view
-from ragspec.visual.checks import check_setting
+from ragspec.visual.checks import check_finite, check_setting
 from ragspec.visual.models.raster import Raster
 
 
@@ -150,10 +150,8 @@ class ImageTarget(CausalTarget):
                 logits = self.run(embedded, placed, batch, keep)
         batch.advance()
         if prefill and bool(logits.isnan().any()):  # later ones would cost a wait each
-            raise ModelError(
-                "the image model returned logits that are NaN; expected numbers. Its weights are "
-                "damaged, or its dtype is too narrow: load it in float32."
-            )
+            name = self.model.name_or_path or "the image model"
+            check_finite(logits, f"{name} returned logits")
         return self._guided(
             logits, positions[:, -keep:] if isinstance(keep, int) else positions[:, keep]
         )
@@ -258,8 +256,6 @@ def _check(model: PreTrainedModel, table: ConditionTable, scale: float, interval
         )
     hidden = model.get_input_embeddings().weight.shape[1]
     assert table.conditions.shape[2] == hidden, "conditions of another model"
-    if not all(bool(each.isfinite().all()) for each in (table.conditions, table.partners)):
-        raise InputError(
-            "got condition embeddings that hold NaN or infinite numbers; expected finite ones. "
-            "Check the features that they were made from (prompt_embeds), or use a wider dtype."
-        )
+    name = model.name_or_path or "the image model"
+    for each in (table.conditions, table.partners):
+        check_finite(each, f"{name} returned embeddings of conditions")
