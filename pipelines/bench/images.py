@@ -67,7 +67,9 @@ class ImageBenchOptions:
     )
     images: int = option(16, "Pictures to draw in each variant.", min=1)
     budget: str = option("12", "Draft nodes a step: 'auto' or a number.")
-    guidance: float | None = option(2.0, "Scale of classifier-free guidance.")
+    guidance: float | None = option(
+        None, "Guidance scale, 1 for none. Default: the family's, mostly 2."
+    )
     temperature: float = option(1.0, "Temperature of sampling.")
     seed: int = option(0, "Random seed of the first picture.")
     steps: int | None = option(None, "Denoising steps of a latent; default: the model's.", min=1)
@@ -107,8 +109,7 @@ def draw_item(
     )
     values = {name: getattr(out.stats, name, None) for name in FIGURES}
     figures = {name: float(value) for name, value in values.items() if value is not None}
-    seconds, forwards = out.stats.seconds, out.stats.forwards
-    return Outcome(_numbers(out), forwards, seconds, 0.0, out.label, figures)
+    return Outcome(_numbers(out), out.stats.forwards, out.stats.seconds, 0.0, out.label, figures)
 
 
 def build_images(options: ImageBenchOptions) -> tuple[list[BenchItem], dict[str, Variant]]:

@@ -89,12 +89,6 @@ class DrawOptions:
             if not checks.checked_text(text):
                 raise InputError("Expected a prompt of some words, got the prompt ''.")
         check_dtype(self.place.dtype)
-        alone = self.family == "imagegpt" and not self.prompt  # which draws without conditions
-        if bool(self.prompt) == bool(self.classes) and not alone:
-            got = "both" if self.prompt else "neither"
-            raise InputError(
-                f"Expected a prompt or --class, got {got}. Give 'red heart', or --class 3."
-            )
         if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
             raise InputError(
                 f"Expected --seed of 64 bits, {LEAST_SEED} to {MOST_SEED}, got {self.seed}."
@@ -120,6 +114,12 @@ class DrawOptions:
         kind = read_kind(folder.target)
         if kind not in visual.KINDS:  # of another package's family
             return
+        alone = kind == "imagegpt"  # which draws without conditions
+        if bool(self.prompt) == bool(self.classes) and (self.prompt or not alone):
+            got = "both" if self.prompt else "neither"
+            raise InputError(
+                f"Expected a prompt or --class, got {got}. Give 'red heart', or --class 3."
+            )
         if self.rule != "plain" and (self.rule or folder.index is None):  # that of `_resolve`
             visual.check_rule(kind, self.rule, self.settings)
         mode = "deterministic" if "tv_budget" in self.settings else "coupled"
@@ -129,7 +129,7 @@ class DrawOptions:
                 find_draft(name, folder)
         config = read_config(folder.target / CONFIG, "model_type")
         classes = class_labels(config) if kind in ("llamagen", *visual.DENOISING) else None
-        if classes is None and self.classes:
+        if classes is None and self.classes and not alone:
             raise InputError(
                 f"Expected a prompt, got --class {self.classes[0]}: {self.source} reads prompts. "
                 "Give one such as 'red heart', or use --model tiles."
