@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ragspec.errors import InputError, pluralize
+from ragspec.errors import InputError, UnsupportedModelError, pluralize
 from ragspec.models.checks import check_head_files, check_head_vocabulary, read_vocab_size
 from ragspec.models.resolve import resolve_model
 from ragspec.pipelines.cli.store import ReadOption, at_most, counting
@@ -17,7 +17,7 @@ from ragspec.pipelines.console.records import option, setting, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, read_texts
 from ragspec.training.files import check_out, read_codes
-from ragspec.visual.loading import find_folder
+from ragspec.visual.loading import find_folder, read_kind
 
 if TYPE_CHECKING:
     from ragspec.training.trainer import HeadTraining, TrainingProgress
@@ -32,7 +32,7 @@ class HeadOptions:
     place: o.PlaceOptions
     data: Path = option(
         ...,
-        "Texts to learn from: a folder, documents, jsonl or parquet; for an image model "
+        "Texts to learn from: a folder, documents, jsonl or parquet; for a LlamaGen model "
         "a .npz with codes and labels or features.",
         parser=checks.filled_path,
     )
@@ -59,7 +59,12 @@ class HeadOptions:
         checks.check_paths(self.data)
         check_out(self.out, resume=self.resume)
         if self.pictures:
-            find_folder(self.model)
+            folder = find_folder(self.model).target
+            if folder.is_dir() and (kind := read_kind(folder)) != "llamagen":
+                raise UnsupportedModelError(
+                    f"Expected a LlamaGen model, got {self.model}, a {kind!r} model: image heads "
+                    "are trained for LlamaGen alone. Name another --model."
+                )
             for name in ("vocabulary", "max_tokens"):
                 if getattr(self, name) is not None:
                     raise InputError(f"got {name} for pictures; expected texts. Leave it out.")

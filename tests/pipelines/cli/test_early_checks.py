@@ -147,6 +147,7 @@ CASES = [
     ("draw --class 1 --model broken.gguf", 5, "Open a published file in Python"),
     ("bench image --model broken.gguf", 5, "Open a published file in Python"),
     ("serve --images broken.gguf", 5, "Open a published file in Python"),
+    ("train-head --data bad.npz --out h --model bare", 4, "a LlamaGen model, got bare, a 'llama'"),
     ("draw star --model tiles", 2, "Expected --class, got the prompt 'star'"),
     ("draw --class 3 --model emoji", 2, "got --class 3: emoji reads prompts"),
     ("draw --class 99", 2, "got class=99; expected a whole number from 0 to 31"),
