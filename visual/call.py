@@ -10,7 +10,7 @@ from torch import Tensor
 from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
-from ragspec.sampling.settings import checked_count, whole
+from ragspec.sampling.settings import checked_count, plain_value, whole
 from ragspec.visual.checks import check_setting
 from ragspec.visual.models.raster import Raster
 
@@ -219,11 +219,6 @@ def _is_one(value: object) -> bool:
     """Return whether a value is one item; scalar arrays have an __iter__ that raises."""
     plain = plain_value(value)
     return isinstance(plain, str | bytes) or not hasattr(plain, "__iter__")
-
-
-def plain_value(value: Any) -> Any:
-    """Return a scalar of NumPy or torch as Python's; other values as they are."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def checked_texts(texts: list[Any]) -> list[str]:

@@ -26,9 +26,9 @@ from ragspec.models.device import as_loaded, pick_device
 from ragspec.models.load import with_adapter
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.rules.walk import Walk
-from ragspec.sampling.settings import checked_count
+from ragspec.sampling.settings import checked_count, plain_value
 from ragspec.types import PreTrainedModel
-from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type, plain_value
+from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type
 from ragspec.visual.checks import check_finite
 from ragspec.visual.choice import choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family

@@ -12,8 +12,8 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.prompts import check_length
 from ragspec.errors import InputError
 from ragspec.rules.base import Step
-from ragspec.sampling.settings import Sampling
-from ragspec.visual.call import ImageCall, ImageConfig, plain_value
+from ragspec.sampling.settings import Sampling, plain_value
+from ragspec.visual.call import ImageCall, ImageConfig
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import UNFINISHED, ImageSample, unfinished
 from ragspec.visual.rules.tv_budget import Surprising

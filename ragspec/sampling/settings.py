@@ -95,7 +95,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, (low, high, optional) in _RANGES.items():
-            value = _plain_number(getattr(self, name))
+            value = plain_value(getattr(self, name))
             if value is None and optional:
                 continue
             number = value if isinstance(value, int | float) else None
@@ -110,14 +110,22 @@ class Sampling:
         self._check_seed()
         if self.top_p == 0.0:
             raise SamplingError("top_p is 0.0, expected above 0 and at most 1; use temperature=0")
-        if self.do_sample and self.temperature == 0.0:
+        if 0.0 < self.temperature < 1e-30:  # logits over it could overflow
+            raise SamplingError(f"temperature is {self.temperature}, expected 0, or 1e-30 to 100.0")
+        flag = plain_value(self.do_sample)
+        if not isinstance(flag, int | None) or flag not in (None, 0, 1):
+            raise SamplingError(f"do_sample is {self.do_sample!r}, expected True, False or None")
+        object.__setattr__(self, "do_sample", None if flag is None else bool(flag))
+        if flag and self.temperature == 0.0:
             raise SamplingError(
                 "do_sample=True with temperature=0: expected a temperature above 0, for example "
                 "Sampling(temperature=1.0); leave do_sample out to sample whenever it is above 0"
             )
+        if self.defaults is not None and not hasattr(self.defaults, "from_model_config"):
+            raise SamplingError(f"defaults is {self.defaults!r}, expected a GenerationConfig")
 
     def _check_seed(self) -> None:
-        seed: Any = _plain_number(self.seed)
+        seed: Any = plain_value(self.seed)
         listed = hasattr(seed, "__getitem__") and not isinstance(seed, (str, bytes, Mapping))
         seeds = tuple(seed) if listed else (seed,)
         if any(each is not None and whole(each) is None for each in seeds):
@@ -197,9 +205,9 @@ def _values(config: object) -> dict[str, Any]:
     return values
 
 
-def _plain_number(value: object) -> object:
-    """Return a number of NumPy or torch as one of Python."""
-    return getattr(value, "item", lambda: value)() if getattr(value, "ndim", None) == 0 else value
+def plain_value(value: Any) -> Any:
+    """Return a scalar of NumPy or torch as Python's; other values as they are."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def fresh_seed() -> int:

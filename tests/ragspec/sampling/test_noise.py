@@ -177,7 +177,7 @@ def test_normal_numbers_are_normal_and_unrelated() -> None:
 
 
 WRONG: dict[str, tuple[Any, ...]] = {
-    "temperature": (-0.1, float("nan"), "1", True),
+    "temperature": (-0.1, 1e-31, float("nan"), "1", True),
     "top_p": (0.0, 1.1),
     "min_p": (-0.1,),
     "top_k": (-1, 2.5),
@@ -187,7 +187,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "min_new_tokens": (-1,),
     "n": (0, 1.5),
     "seed": ("abc", 0.5, [1, 2.5]),
-    "do_sample": (True,),
+    "do_sample": (True, "", ()),
+    "defaults": ({"top_k": 5}, 5),
 }
 
 
@@ -199,7 +200,8 @@ def test_values_outside_their_range_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_greedy_is_temperature_nought_or_no_sampling() -> None:
     assert Sampling().greedy
-    assert Sampling(temperature=0.7, do_sample=False).greedy
+    for false in (False, 0, np.False_, torch.tensor(False)):
+        assert Sampling(temperature=0.7, do_sample=false).greedy  # type: ignore[arg-type]
     assert not Sampling(temperature=0.7).greedy
     assert not Sampling(temperature=0.7, do_sample=True).greedy
 
