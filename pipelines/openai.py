@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from ragspec.engine.request import Options
+from ragspec.engine.prompts import stop_strings
+from ragspec.engine.request import Options, check_options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer
 from ragspec.registry import unknown
@@ -27,24 +28,14 @@ ALIASES = MappingProxyType(
         "num_return_sequences": "n",
         "stop_words": "stop",
         "stop_sequences": "stop",
-        "top_logprobs": "logprobs",
         "min_tokens": "min_new_tokens",
     }
 )
 SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"defaults"}
-OPTIONS = frozenset(
-    [
-        "max_new_tokens",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "ignore_defaults",
-        "logprobs",
-        "prediction",
-    ]
-)
+OPTIONS = frozenset(["max_new_tokens", "stop", "stop_token_ids", "ignore_eos", "ignore_defaults"])
+OPTIONS |= {"logprobs", "prediction"}
 CITED = ("document", "start", "end", "page", "place", "passage", "matched_by")
-NAMES = SAMPLING | OPTIONS | frozenset(ALIASES) | {"documents", "tenant"}
+NAMES = SAMPLING | OPTIONS | frozenset(ALIASES) | {"top_logprobs", "documents", "tenant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +55,42 @@ def read_settings(*settings: Mapping[str, object] | None, stop: object = None) -
         stop: Stop strings in addition to those of the mappings.
 
     Raises:
-        InputError, SamplingError: A name is unknown or a value is out of range.
+        InputError, SamplingError: A setting is unknown, out of range, or contradicts another.
     """
     merged: dict[str, Any] = {}
     for mapping in settings:
         if not isinstance(mapping, Mapping | None):
             raise InputError(f"got the settings {mapping!r}; expected a mapping of their names.")
-        for name, value in (mapping or {}).items():
-            if name not in NAMES:
-                raise InputError(unknown("setting", name, NAMES))
-            if value is not None:
-                merged[ALIASES.get(name, name)] = value
-    stops = dict.fromkeys([*_strings(merged.pop("stop", None)), *_strings(stop)])
+        merged |= _by_name(mapping or {}, merged.get("logprobs"))
+    stops = dict.fromkeys([*stop_strings(merged.pop("stop", None)), *stop_strings(stop)])
     documents, tenant = merged.pop("documents", ()), merged.pop("tenant", "")
     if isinstance(documents, str | Mapping) or not isinstance(documents, Iterable):
         raise InputError(f"documents is {documents!r}; expected a list of texts or documents.")
-    if not isinstance(tenant, str):
-        raise InputError(f"tenant is {tenant!r}; expected a text.")
     options: Any = {name: value for name, value in merged.items() if name in OPTIONS}
     if stops:
         options["stop"] = list(stops)
+    check_options({**options, "tenant": tenant})
     sampling = Sampling(**{name: v for name, v in merged.items() if name in SAMPLING})
     return GenerateRequest(sampling, options, tuple(documents), tenant)
 
 
-def _strings(stop: object) -> list[str]:
-    strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
-    if not isinstance(strings, Iterable):
-        raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None.")
-    return list(strings)
+def _by_name(settings: Mapping[str, Any], earlier: object) -> dict[str, Any]:
+    """Return settings by our names; `earlier` are the log-probabilities of earlier mappings."""
+    named: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in NAMES:
+            raise InputError(unknown("setting", name, NAMES))
+        ours = ALIASES.get(name, name)
+        before = value if value is None else named.setdefault(ours, value)
+        if before is not value and before != value:
+            raise InputError(f"got {name}={value!r} and {ours}={before!r}; leave one out.")
+    top = named.pop("top_logprobs", (named.get("logprobs") is True and earlier) or None)
+    enabled = named.get("logprobs", True)
+    if top is None or (enabled is False and not top):
+        return named
+    if enabled is not True and enabled != top:
+        raise InputError(f"got logprobs={enabled!r} and top_logprobs={top!r}; pass logprobs=True.")
+    return named | {"logprobs": top}
 
 
 class OpenAIReply:

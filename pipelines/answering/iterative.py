@@ -152,7 +152,7 @@ class IterativeRag(Answerer):
         check_options(options, IN_CALLS, "IterativeRag")
         if settings.flare is not None:
             options = {**options, "logprobs": options.get("logprobs") or 0}
-        stops = stop_strings(options.get("stop", self.template.stop), tokenizer)
+        stops = stop_strings(options.get("stop", self.template.stop))
         text = FinalText(question.stream, tokenizer, stops)
 
         @cache

@@ -25,6 +25,7 @@ from ragspec.pipelines.answering.citations import find_evidence
 from ragspec.pipelines.answering.prompt import Prompt, placed
 from ragspec.pipelines.answering.template import is_chat
 from ragspec.pipelines.openai import NAMES, GenerateRequest, OpenAIReply, figures, read_settings
+from ragspec.registry import unknown
 from ragspec.reports.generation import Generation, place_tokens
 from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import Sampling
@@ -229,11 +230,13 @@ class HostModel(BaseModel):
     presence_penalty: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    stop: list[str] | None = None
+    stop: str | list[str] | None = None
     tenant: str | None = None
     _writer: HostWriter = PrivateAttr()
 
     def __init__(self, **settings: object) -> None:
+        for name in settings.keys() - type(self).model_fields.keys():
+            raise InputError(unknown("setting", name, type(self).model_fields))
         super().__init__(**settings)
         # Not in a validator: pydantic would hide our errors in one of its own.
         read_settings(self.settings)

@@ -104,13 +104,11 @@ def end_tokens(config: object, tokenizer: object) -> list[int]:
     return [int(ends)] if isinstance(ends, int) else [int(token) for token in ends]
 
 
-def stop_strings(stop: str | Sequence[str] | None, tokenizer: object) -> tuple[str, ...]:
+def stop_strings(stop: Any) -> tuple[str, ...]:
     """Return the stop strings of a text, a list of them, or None."""
     strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(strings, Sequence) or not all(isinstance(item, str) for item in strings):
         raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None")
-    if strings and tokenizer is None:
-        raise InputError("stop strings need a tokenizer; pass one, or use stop_token_ids")
     if "" in strings:
         raise InputError("a stop string is empty; expected at least one character")
     return tuple(strings)
@@ -141,9 +139,21 @@ def check_length(
         )
 
 
-def _unpadded(ids: list[Any], mask: Iterable[Any]) -> list[Any]:
+def as_list(values: Any) -> Any:
+    """Return the values of a tensor or an array, in most cases a list; others unchanged."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _unpadded(ids: Any, mask: Any) -> list[Any]:
     """Return token ids, or lists of them, without padding."""
-    if ids and isinstance(ids[0], list):
+    ids, mask = as_list(ids), as_list(mask)
+    sizes = [len(each) if isinstance(each, list | tuple) else None for each in (ids, mask)]
+    if None in sizes or sizes[0] != sizes[1]:
+        raise InputError(
+            f"got an attention_mask of length {sizes[1]} for token ids of length {sizes[0]}; "
+            "expected the same shape."
+        )
+    if isinstance(as_list(ids[0]) if ids else 0, list):
         return [_unpadded(*row) for row in zip(ids, mask, strict=True)]
     return [token for token, keep in zip(ids, mask, strict=True) if keep]
 
@@ -161,14 +171,10 @@ def _from_tensor(ids: Tensor | np.ndarray, mask: object) -> Encoded:
     rows = ids[None] if ids.ndim == 1 else ids
     if mask is None:
         return rows.tolist(), len(rows) == 1
-    marks = torch.as_tensor(mask).bool()
-    marks = marks[None] if marks.ndim == 1 else marks
-    if tuple(marks.shape) != tuple(rows.shape):
-        raise InputError(
-            f"got an attention_mask with shape {list(marks.shape)} for token ids with shape "
-            f"{list(rows.shape)}; expected the same shape"
-        )
-    return _unpadded(rows.tolist(), marks.tolist()), len(rows) == 1
+    marks = as_list(mask)
+    if isinstance(marks, list) and not any(isinstance(row, list) for row in marks):
+        marks = [marks]
+    return _unpadded(rows, marks), len(rows) == 1
 
 
 def _from_list(prompts: Sequence[Any], tokenizer: Tokenizer | None) -> Encoded:
@@ -218,8 +224,7 @@ def encode_value(
     name: str, value: object, tokenizer: Tokenizer | None, vocab_size: int
 ) -> tuple[int, ...]:
     """Return the token ids of an option that is a text or ids."""
-    if isinstance(value, str):
-        value = _tokenize(name, value, tokenizer)
+    value = _tokenize(name, value, tokenizer) if isinstance(value, str) else as_list(value)
     if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray):
         raise InputError(f"got {type(value).__name__} as {name}; expected a text or token ids")
     return tuple(expect_ids(name, value, vocab_size))

@@ -13,6 +13,7 @@ from torch import Tensor
 from ragspec.drafters.base import SourceText
 from ragspec.engine.prompts import (
     Prompts,
+    as_list,
     check_length,
     encode_prompts,
     encode_value,
@@ -148,6 +149,7 @@ def read_requests(
         The requests, the samples of a prompt one after the other, and whether a single prompt was
         passed.
     """
+    options = {name: as_list(value) for name, value in options.items()}  # type: ignore[assignment]
     check_options(options)
     every, single = encode_prompts(prompts, tokenizer, target.input_size, attention_mask)
     for ids in every:
@@ -211,7 +213,7 @@ def _common(
         resume_from=resume_from,
         transform=options.get("transform"),
         draft_prompt=draft_prompt,
-        tenant=options.get("tenant", ""),
+        tenant=options.get("tenant") or "",
         priority=whole(options.get("priority")) or 0,
         on_step=options.get("on_step"),
     )
@@ -257,6 +259,8 @@ def _stop_rule(
         rest = DEFAULT_NEW_TOKENS if limit is None else limit - prompt
         new = max(1, min(DEFAULT_NEW_TOKENS, rest))
     check_length(prompt, new, limit)
+    if (strings := stop_strings(stop)) and tokenizer is None:
+        raise InputError("stop strings need a tokenizer; pass one, or use stop_token_ids")
     if resumed > new:
         raise InputError(
             f"resume_from has {pluralize(resumed, 'token')} and max_new_tokens is {new}, which "
@@ -267,16 +271,10 @@ def _stop_rule(
             f"min_new_tokens is {least} and max_new_tokens is {new}; expected as many or more. "
             "Raise max_new_tokens, or lower min_new_tokens."
         )
-    further = options.get("stop_token_ids")
-    ends = expect_ids("stop_token_ids", () if further is None else further, target.vocab_size)
+    ends = expect_ids("stop_token_ids", options.get("stop_token_ids") or (), target.vocab_size)
     if not options.get("ignore_eos"):
         ends += end_tokens(config, tokenizer)
-    return StopRule(
-        frozenset(ends),
-        new,
-        stop_strings(stop, tokenizer),
-        stop_after=whole(options.get("stop_after")),
-    )
+    return StopRule(frozenset(ends), new, strings, stop_after=whole(options.get("stop_after")))
 
 
 def _configured_length(config: object, prompt: int, limit: int | None) -> int | None:
@@ -300,7 +298,7 @@ def check_options(options: Mapping[str, object], taken: Collection[str] = (), by
         if name not in Options.__annotations__:
             raise InputError(unknown("option", name, Options.__annotations__))
         fits, expected = _KINDS.get(name, (None, ""))
-        if value is not None and fits is not None and not fits(value):
+        if value is not None and fits is not None and not fits(as_list(value)):
             raise InputError(f"{name} is {value!r}; expected {expected}, or None.")
         if name in taken and value:
             raise InputError(f"got {name}=, which {by} sets itself; leave it out.")
@@ -312,9 +310,12 @@ def _each(fits: Callable[[object], bool]) -> Callable[[object], bool]:
 
 _CALLABLES = (_each(lambda f: callable(f) or isinstance(f, ByRow)), "a list of callables")
 _COUNT = (lambda n: (whole(n) or 0) >= 1, "a whole number, at least 1")
+_FLAG = (lambda value: value in (0, 1), "True or False")
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": _COUNT,
     "stop_after": _COUNT,
+    "ignore_eos": _FLAG,
+    "ignore_defaults": _FLAG,
     "logits_processor": _CALLABLES,
     "stopping_criteria": _CALLABLES,
     "stop_token_ids": (lambda value: isinstance(value, Iterable), "a list of token ids"),

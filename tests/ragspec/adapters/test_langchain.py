@@ -80,7 +80,7 @@ def test_async_calls_and_batches_share_an_engine() -> None:
 
 
 def test_settings_of_a_call_win_over_those_of_the_model() -> None:
-    llm = chat(temperature=0.9, seed=4)
+    llm = chat(temperature=0.9, seed=4, stop="in no text")
     sampled = chatting.alone(TURN, sampling=Sampling(temperature=0.9, seed=4))
     assert llm.invoke(REQUESTS).content == sampled.text
     assert llm.bind(temperature=0.0).invoke(REQUESTS).content == chatting.alone(TURN).text
@@ -120,7 +120,7 @@ def test_bad_input_is_reported_by_our_errors() -> None:
         chat().invoke(REQUESTS, temperatur=1)
     with pytest.raises(InputError, match="got tools"):
         chat().invoke(REQUESTS, tools=[{}])
-    with pytest.raises(ValueError, match="max_tokenz"):
+    with pytest.raises(InputError, match="unknown setting 'max_tokenz'"):
         chat(max_tokenz=5)
     for document in (3, (), (1, 2, 3)):
         with pytest.raises(InputError, match="among the documents"):

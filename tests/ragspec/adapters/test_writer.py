@@ -152,6 +152,12 @@ def test_settings_by_the_names_of_hosts() -> None:
     )
     assert result.sampling.temperature == 0.5
     assert result.options == {"max_new_tokens": 7, "logprobs": 2, "stop": ["a", "b"]}
+    top: dict[str, object] = {"top_logprobs": 3}
+    on: dict[str, object] = {"logprobs": True}
+    for settings in ([top | on], [on | top], [top, on], [on, top], [{"logprobs": False}, top]):
+        assert read_settings(*settings).options == {"logprobs": 3}
+    for last in ({"logprobs": False}, {"top_logprobs": 0, "logprobs": False}):
+        assert read_settings(top, last).options == {"logprobs": False}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +167,8 @@ def test_settings_by_the_names_of_hosts() -> None:
         ({"documents": "one text"}, "documents is"),
         ({"tenant": 3}, "tenant is"),
         ({"stop": 3}, "stop is"),
+        ({"top_logprobs": 3, "logprobs": False}, "got logprobs=False and top_logprobs=3"),
+        ({"max_tokens": 3, "max_new_tokens": 4}, "got max_new_tokens=4 and max_"),
         (5, "got the settings 5; expected a mapping"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ragspec.engine.prompts import end_tokens
-from ragspec.engine.request import DEFAULT_NEW_TOKENS, Request, read_requests
+from ragspec.engine.request import DEFAULT_NEW_TOKENS, Options, Request, read_requests
 from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
@@ -47,21 +47,26 @@ def test_new_tokens_default_to_what_the_context_leaves() -> None:
 
 
 def test_none_is_the_same_as_nothing() -> None:
-    names = "logits_processor stopping_criteria logprobs spans texts prediction stop stop_token_ids"
-    assert read(**dict.fromkeys(names.split())) == read()
+    assert read(**dict.fromkeys(Options.__annotations__)) == read()
 
 
-def test_end_tokens_may_come_in_any_collection() -> None:
-    for ids in ({9}, (9,), np.array([9]), iter([9])):
-        assert read(stop_token_ids=ids).stop.ends == {7, 9}
+@pytest.mark.parametrize("ids", [(9,), np.array([9]), torch.tensor([9])])
+def test_ids_may_come_in_any_collection(ids: Any) -> None:
+    for further in (ids, {9}, iter([9])):
+        assert read(stop_token_ids=further).stop.ends == {7, 9}
+    assert read(prediction=[None, ids]) == read()
+    assert read(prediction=ids) == read(prediction=[9])
+    request, _ = read_requests([1], None, {"resume_from": ids, "draft_prompt": ids}, target(), None)
+    assert request[0].resume_from == request[0].draft_prompt == (9,)
 
 
 @pytest.mark.parametrize("wrong", [50, 10**6, -1])
 def test_end_tokens_that_the_model_never_writes_are_refused(wrong: int) -> None:
-    with pytest.raises(InputError, match=f"stop_token_ids has the token id {wrong}; .* 0 to 49"):
-        read(stop_token_ids=[9, wrong])
-    with pytest.raises(InputError, match=f"stop_token_ids has the token id {wrong}; .* 0 to 49"):
-        read(Sampling(min_new_tokens=4), stop_token_ids=[wrong])
+    for sampling, ids in ((None, [9, wrong]), (Sampling(min_new_tokens=4), [wrong])):
+        with pytest.raises(
+            InputError, match=f"stop_token_ids has the token id {wrong}; .* 0 to 49"
+        ):
+            read(sampling, stop_token_ids=ids)
 
 
 def test_more_tokens_at_least_than_at_most_are_refused() -> None:
@@ -71,13 +76,9 @@ def test_more_tokens_at_least_than_at_most_are_refused() -> None:
 
 
 def test_end_tokens_come_from_the_generation_config_first() -> None:
-    def config(result: Any) -> Any:
-        return SimpleNamespace(eos_token_id=result)
-
     tokenizer = SimpleNamespace(eos_token_id=3)
-    assert end_tokens(config([1, 2]), tokenizer) == [1, 2]
-    assert end_tokens(config(0), tokenizer) == [0]
-    assert end_tokens(config(None), tokenizer) == [3]
+    for ends, expected in (([1, 2], [1, 2]), (0, [0]), (None, [3])):
+        assert end_tokens(SimpleNamespace(eos_token_id=ends), tokenizer) == expected
     assert end_tokens(None, None) == []
 
 
@@ -88,7 +89,8 @@ def test_end_tokens_come_from_the_generation_config_first() -> None:
         ({"logits_processor": [3]}, r"logits_processor is \[3\]; expected a list"),
         ({"stopping_criteria": min}, "stopping_criteria is <built-in"),
         ({"stopping_criteria": "x"}, "stopping_criteria is 'x'"),
-        ({"stop_token_ids": 3}, "stop_token_ids is 3"),
+        *(({name: "no"}, f"{name} is 'no'") for name in ("ignore_eos", "ignore_defaults", "spans")),
+        *(({"stop_token_ids": wrong}, "stop_token_ids is 3") for wrong in (3, np.array(3))),
         *(({"texts": wrong}, "texts is .*; expected a list of SourceText") for wrong in (5, ["x"])),
         *(({"spans": wrong}, "spans is .*; expected a list of") for wrong in (5, [5], [(1, 2)])),
         *(({"spans": [(*at, 0, 0)]}, "the prompt, 0 to 3") for at in ((-1, 2), (2, 1), (0, 4))),
