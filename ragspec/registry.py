@@ -6,15 +6,17 @@ Only this module of the core names the rooms. The strings are imported on first 
 import difflib
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 import lazy_loader
 
-from ragspec.errors import MissingExtraError, UnknownNameError
+from ragspec.errors import InputError, MissingExtraError, UnknownNameError
 
 # The packages of each extra.
 _PACKAGES = {
@@ -81,6 +83,8 @@ NAMES = MappingProxyType({kind: MappingProxyType(table) for kind, table in _NAME
 GROUPS = MappingProxyType(
     {"drafter": "ragspec.drafters", "rule": "ragspec.rules", "family": "ragspec.families"}
 )
+# An attribute that the objects of each kind have.
+_MEMBERS = {"drafter": "method.drafts_from", "rule": "relaxed_by", "family": "kind"}
 
 
 def names(kind: str) -> Mapping[str, str]:
@@ -125,6 +129,7 @@ def resolve(kind: str, name: str) -> Any:
     Raises:
         UnknownNameError: There is no such name. The message suggests the nearest ones.
         MissingExtraError: The object needs a package that is not installed.
+        InputError: The entry point of another package leads to no object of this kind.
     """
     table = names(kind)
     where = table.get(name)
@@ -132,9 +137,28 @@ def resolve(kind: str, name: str) -> Any:
         raise UnknownNameError(unknown(kind, name, table))
     module, _, attribute = where.partition(":")
     try:
-        return getattr(import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        raise for_extra(error) from error
+        result = getattr(import_module(module), attribute)
+        attrgetter(_MEMBERS[kind])(result)
+    except Exception as error:
+        cause = for_extra(error) if isinstance(error, ModuleNotFoundError) else error
+        if cause is error and name not in NAMES[kind]:
+            cause = InputError(
+                f"Expected a {kind} with {_MEMBERS[kind]} in the entry points {GROUPS[kind]}, got "
+                f"{name} = {where}: {error}. Correct its package, or uninstall it."
+            )
+        raise cause from error
+    return result
+
+
+def entries(kind: str, among: Iterable[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield names, by default all, with their objects; skip broken entry points with a warning."""
+    for name in names(kind) if among is None else among:
+        try:
+            yield name, resolve(kind, name)
+        except (InputError, MissingExtraError) as error:
+            if name in NAMES[kind]:
+                raise
+            warnings.warn(f"{error} The {kind} is skipped.", stacklevel=2)
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
@@ -164,6 +188,15 @@ def for_extra(error: ModuleNotFoundError) -> ImportError:
     )
 
 
+@contextmanager
+def optional_packages() -> Iterator[None]:
+    """Raise MissingExtraError in place of ModuleNotFoundError for a package of an extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise for_extra(error) from error
+
+
 def lazy_exports(
     package: str, file: str
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
@@ -175,9 +208,7 @@ def lazy_exports(
     attach, listing, exported = lazy_loader.attach_stub(package, file)
 
     def get(name: str) -> object:
-        try:
+        with optional_packages():
             return attach(name)
-        except ModuleNotFoundError as error:
-            raise for_extra(error) from error
 
     return get, listing, exported

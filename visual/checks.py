@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ragspec.errors import InputError, ModelError, UnknownNameError
-from ragspec.registry import NAMES, names, resolve, unknown
+from ragspec.registry import NAMES, entries, names, unknown
 from ragspec.sampling.settings import is_number, whole
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def relaxed() -> dict[str, str]:
     """
     ours = {name: RULE_SETTINGS.get(name, (None,))[0] for name in NAMES["rule"]}
     others = names("rule").keys() - ours.keys()
-    every = ours | {name: resolve("rule", name).relaxed_by for name in others}
+    every = ours | {name: each.relaxed_by for name, each in entries("rule", others)}
     return {name: setting for name, setting in every.items() if setting is not None}
 
 

@@ -10,7 +10,7 @@ from ragspec.drafters.base import expect_drafter
 from ragspec.drafters.heads.files import holds_head, open_head
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
-from ragspec.registry import names, resolve
+from ragspec.registry import entries, names, resolve
 from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.call import PipelineOptions
@@ -46,8 +46,8 @@ def family_of(family: object, kind: str | None, described: str) -> type[Family]:
         return family
     if family is not None:
         raise InputError(f"got family={family!r}; expected a name such as 'llamagen', or a Family.")
-    for name in reversed(list(names("family"))):  # those of other packages last
-        usual: type[Family] = resolve("family", name)
+    usual: type[Family]
+    for _, usual in entries("family", reversed(list(names("family")))):  # other packages last
         if usual.kind == kind:
             return usual
     raise UnsupportedModelError(

@@ -25,7 +25,7 @@ from ragspec.errors import (
 )
 from ragspec.models.checks import CONFIG, check_tensors, read_config
 from ragspec.models.resolve import STARTER, resolve_model
-from ragspec.registry import did_you_mean, names, resolve, unknown
+from ragspec.registry import did_you_mean, entries, unknown
 
 SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
 BUNDLED = STARTER / "images"
@@ -185,7 +185,7 @@ def kind_of_model(model: object) -> str | None:
 
 def advice(kind: str | None) -> str:
     """Return the family of a kind of model, for a message; empty if there is none."""
-    every = {resolve("family", name).kind: name for name in names("family")}
+    every = {each.kind: name for name, each in entries("family")}
     return f" Use family={every[kind]!r}." if kind in every else ""
 
 

@@ -11,9 +11,8 @@ from itertools import count
 from types import MappingProxyType
 from zlib import crc32
 
-from ragspec.drafters.method import describe
 from ragspec.errors import pluralize
-from ragspec.registry import names
+from ragspec.registry import entries
 from ragspec.reports.generation import accepted_of, count_sources, sources_of
 from ragspec.reports.report import ROUNDED, kind_of_label
 from ragspec.reports.trace import Trace
@@ -39,9 +38,9 @@ MEANINGS = {
 
 def preferred() -> Mapping[str, int]:
     """Return the preferred colour of each name; the first of names that share one has priority."""
-    methods = {name: describe(name).colour for name in names("drafter")}
-    record = {name: colour for name, colour in methods.items() if colour is not None}
-    listed = {name: record[name] for name in record if describe(name).listed}
+    methods = {name: each.method for name, each in entries("drafter")}
+    record = {name: each.colour for name, each in methods.items() if each.colour is not None}
+    listed = {name: record[name] for name in record if methods[name].listed}
     return MappingProxyType({**listed, **OTHERS, **record})
 
 

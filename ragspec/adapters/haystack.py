@@ -14,15 +14,13 @@ from typing import Any
 from ragspec.adapters.writer import HostReply, HostWriter
 from ragspec.engine.engine import Engine
 from ragspec.pipelines.openai import read_settings
-from ragspec.registry import for_extra
+from ragspec.registry import optional_packages
 
-try:
+with optional_packages():
     from haystack import Document, component, default_to_dict
     from haystack.dataclasses import ChatMessage, ComponentInfo, StreamingCallbackT, StreamingChunk
     from haystack.dataclasses.streaming_chunk import select_streaming_callback
     from haystack.utils import deserialize_callable, serialize_callable
-except ModuleNotFoundError as error:
-    raise for_extra(error) from error
 
 
 @component
@@ -99,8 +97,10 @@ class RagspecChatGenerator:
         callback = select_streaming_callback(self.streaming_callback, streaming_callback, False)
         request = read_settings(self.generation_kwargs, generation_kwargs, {"documents": documents})
         turns = [ChatMessage.from_user(messages)] if isinstance(messages, str) else messages
+        ids = {"require_tool_call_ids": False}
+        turns = [t.to_openai_dict_format(**ids) if isinstance(t, ChatMessage) else t for t in turns]
         writer, info = self.warm_up(), ComponentInfo.from_component(self)
-        job = writer.chat([_read_message(each) for each in turns], request)
+        job = writer.chat(turns, request)
         if callback is None:
             return {"replies": [_message(each) for each in writer.write(job)]}
         with closing(writer.stream(job)) as replies:
@@ -113,10 +113,3 @@ class RagspecChatGenerator:
 
 def _message(reply: HostReply) -> ChatMessage:
     return ChatMessage.from_assistant(reply.text, meta=reply.facts)
-
-
-def _read_message(message: ChatMessage | dict[str, object]) -> dict[str, object]:
-    """Return a message in OpenAI's form."""
-    if isinstance(message, ChatMessage):
-        message = message.to_openai_dict_format(require_tool_call_ids=False)
-    return message

@@ -7,7 +7,7 @@ The top logits, hidden states and random noise of its target are not available.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -71,10 +71,9 @@ class HostOptions:
         """Return the options of a mapping of JSON types or None; raise InputError for a bad one."""
         if not isinstance(options, Mapping | None):
             raise InputError(f"got the options {options!r}; expected a mapping of names to values.")
-        names = [field.name for field in fields(cls)]
-        for name in options or {}:
-            if name not in names:
-                raise InputError(unknown("option", str(name), names))
+        names = cls.__dataclass_fields__
+        for name in (options or {}).keys() - names.keys():
+            raise InputError(unknown("option", str(name), names))
         return cls(**(options or {}))
 
 

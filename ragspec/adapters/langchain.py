@@ -10,9 +10,9 @@ Written against langchain-core 1.x. Tools and schemas are not enforced: `invoke`
 from collections.abc import Iterator, Sequence
 
 from ragspec.adapters.writer import HostModel, HostReply, Job
-from ragspec.registry import for_extra
+from ragspec.registry import optional_packages
 
-try:
+with optional_packages():
     from langchain_core.callbacks import CallbackManagerForLLMRun
     from langchain_core.language_models.chat_models import BaseChatModel, LangSmithParams
     from langchain_core.messages import (
@@ -23,8 +23,6 @@ try:
     )
     from langchain_core.messages.ai import UsageMetadata
     from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-except ModuleNotFoundError as error:
-    raise for_extra(error) from error
 
 # Keywords that LangChain passes on to a model for its own bookkeeping.
 BOOKKEEPING = frozenset({"stream", "stream_usage", "ls_structured_output_format"})

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from ragspec.adapters.writer import HostModel, HostReply, Job, in_thread
 from ragspec.errors import InputError
-from ragspec.registry import for_extra
+from ragspec.registry import optional_packages
 
-try:
+with optional_packages():
     from llama_index.core import llms
     from llama_index.core.base.llms.generic_utils import (
         chat_response_to_completion_response,
@@ -22,8 +22,6 @@ try:
     )
     from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
     from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-except ModuleNotFoundError as error:
-    raise for_extra(error) from error
 
 BOOKKEEPING = frozenset({"formatted", "tool_choice", "tools"})  # LlamaIndex's own keywords
 

@@ -19,14 +19,12 @@ from ragspec.drafters.build import DrafterSpec, DraftModel
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
-from ragspec.registry import for_extra, unknown
+from ragspec.registry import optional_packages, unknown
 from ragspec.sampling.settings import Sampling, checked_count
 
-try:
+with optional_packages():
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
-except ModuleNotFoundError as error:
-    raise for_extra(error) from error
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 KNOWN = signature(HFLM.__init__).parameters.keys() - {"self", "pretrained", "tokenizer", "kwargs"}

@@ -12,9 +12,9 @@ import numpy as np
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.docqa import DocQA
-from ragspec.registry import for_extra
+from ragspec.registry import optional_packages
 from ragspec.retrievers.search.documents import Paths
-from ragspec.sampling.settings import Sampling, seeded
+from ragspec.sampling.settings import Sampling, checked_count, seeded
 
 if TYPE_CHECKING:
     import ray.data
@@ -89,14 +89,10 @@ def answer_questions(
         InputError: A number is below 1, or n is above 1.
         MissingExtraError: Ray Data is not installed.
     """
-    try:
+    with optional_packages():
         from ray.data import ActorPoolStrategy
-    except ModuleNotFoundError as error:
-        raise for_extra(error) from error
-    if actors < 1 or batch_size < 1:
-        raise InputError(
-            f"got actors={actors}, batch_size={batch_size}; expected 1 or more of each."
-        )
+    actors = checked_count(actors, "actors")
+    batch_size = checked_count(batch_size, "batch_size")
     answered: ray.data.Dataset = dataset.map_batches(
         AnswerBatch,
         fn_constructor_kwargs={

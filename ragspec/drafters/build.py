@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.fuse import Fuse
-from ragspec.drafters.method import Sources, build, describe
+from ragspec.drafters.method import Sources, build
 from ragspec.errors import InputError
 from ragspec.models.quantized import INT8, weights_of
 from ragspec.models.vocabulary import check_vocabulary
+from ragspec.registry import resolve
 from ragspec.rules.base import Rule
 from ragspec.types import Tokenizer
 from ragspec.verification.causal import CausalTarget, Model
@@ -58,7 +59,7 @@ def build_all(requests: Iterable[object], sources: Sources) -> list[Drafter]:
     for item in requests:
         if isinstance(item, str):
             drafters += build(item, sources)
-            used |= "draft model" in describe(item).uses
+            used |= "draft model" in resolve("drafter", item).method.uses
         else:
             drafters.append(expect_drafter(item))
     return drafters if used else drafters + sources.models()

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragspec.drafters.base import Drafter
+from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.errors import InputError
-from ragspec.registry import names, resolve
+from ragspec.registry import entries, resolve
 
 GLOBAL = "global"  # the scope of text that all tenants may draft from
 
@@ -82,16 +82,10 @@ class Method:
     colour: int | None = None
     listed: bool = True
 
-
-def describe(name: str) -> Method:
-    """Return the descriptor of a method.
-
-    Raises:
-        UnknownNameError: No method has this name.
-    """
-    entry = resolve("drafter", name)
-    method: Method = entry if isinstance(entry, Method) else entry.method
-    return method
+    @property
+    def method(self) -> "Method":
+        """The descriptor itself, as for a class with one."""
+        return self
 
 
 def build(name: str, sources: Sources) -> list[Drafter]:
@@ -99,16 +93,16 @@ def build(name: str, sources: Sources) -> list[Drafter]:
 
     Raises:
         UnknownNameError: No method has this name.
-        InputError: A required source is missing.
+        InputError: A required source is missing, or the entry point leads to no drafter.
     """
-    method = describe(name)
+    entry = resolve("drafter", name)
+    method: Method = entry.method
     for missing in sorted(method.needs - sources.available()):
         raise InputError(f"drafter {name!r} got no {missing}; expected one: {NEEDS[missing]}.")
-    built = method.make(sources) if method.make else resolve("drafter", name)()
-    return built if isinstance(built, list) else [built]
+    built = method.make(sources) if method.make else entry()
+    return [expect_drafter(each) for each in (built if isinstance(built, list) else [built])]
 
 
 def listed() -> dict[str, Method]:
     """Return the methods that commands offer, in the order of the registry."""
-    every = {name: describe(name) for name in names("drafter")}
-    return {name: method for name, method in every.items() if method.listed}
+    return {name: each.method for name, each in entries("drafter") if each.method.listed}

@@ -15,7 +15,7 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from ragspec.errors import DocumentError, RagspecError
-from ragspec.registry import for_extra
+from ragspec.registry import optional_packages
 from ragspec.retrievers.formats.encodings import Extract
 
 MAX_BYTES = 64 * 2**20
@@ -90,11 +90,9 @@ def extract_text(path: Path, data: bytes) -> Extract:
         data = _unpacked(path, data)
     section = suffix[:2] if suffix[1:2].isdigit() else suffix  # of a manual: .3pm is .3
     module, _, reader = READERS.get(section, TEXT).partition(":")
-    try:
+    with optional_packages():
         read = getattr(import_module(f"ragspec.retrievers.formats.{module}"), reader)
         extract: Extract = read(path, data)
-    except ModuleNotFoundError as error:
-        raise for_extra(error) from error
     return extract
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError, MissingExtraError, StoreError
-from ragspec.registry import for_extra
+from ragspec.registry import optional_packages
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -192,8 +192,6 @@ def build_nearest(vectors: Floats, kind: str) -> Nearest:
 
 def _faiss() -> ModuleType:
     """Import faiss; raise MissingExtraError if it is missing."""
-    try:
+    with optional_packages():
         import faiss
-    except ModuleNotFoundError as error:
-        raise for_extra(error) from error
     return faiss

@@ -26,14 +26,14 @@ for room in ("ragspec.trees", "ragspec.drafters", "ragspec.retrievers"):
         except MissingExtraError:
             refused.append(module.name)
 from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.drafters.method import Sources, build, describe
-from ragspec.registry import names
+from ragspec.drafters.method import Sources, build
+from ragspec.registry import names, resolve
 from ragspec.retrievers import CorpusIndex
 text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
 store = CorpusIndex.build([text], None, sys.argv[1], vocab_size=10)
 drafted = {{}}
 for name, place in names("drafter").items():
-    if describe(name).needs <= {{"store"}} and place.startswith("ragspec.retrievers"):
+    if resolve("drafter", name).method.needs <= {{"store"}} and "ragspec.retrievers." in place:
         drafted[name] = []
         for each in build(name, Sources(corpus=store)):
             session = each.open(DraftRequest(tuple(text), 10))

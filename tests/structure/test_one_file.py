@@ -1,5 +1,6 @@
 """A new method is one file and one line: a toy of each kind is added so."""
 
+import re
 import sys
 from pathlib import Path
 from types import MappingProxyType
@@ -9,7 +10,7 @@ import pytest
 
 from ragspec import Engine, registry
 from ragspec.bridge import Speculation
-from ragspec.drafters.method import Sources, build, describe
+from ragspec.drafters.method import Sources, build
 from ragspec.errors import InputError
 from ragspec.pipelines import Answer, build_prompt
 from ragspec.pipelines.answering.answerer import Answerer, Question
@@ -22,9 +23,11 @@ from ragspec.pipelines.page.run_view import slots_of
 from ragspec.retrievers.search.fusion import as_retriever
 from ragspec.visual.checks import relaxed
 from ragspec.visual.rules.by_name import make_rule
+from tests.structure.wheel import ROOT
 from tests.support import tiny, tiny_images
 from tests.support.codes import codebook
 
+GUIDE = ROOT / "CONTRIBUTING.md"
 DRAFTER = """
 from ragspec.drafters.base import Drafter, DraftSession
 from ragspec.drafters.method import Method
@@ -72,7 +75,7 @@ def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
     plain = Engine(model, drafter=None).generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
     assert result.tokens == plain.tokens
     assert result.report.drafted_by_source["toy"] > 0
-    assert describe("toy").paper == "nobody's"
+    assert registry.resolve("drafter", "toy").method.paper == "nobody's"
     assert [each.name for each in compose("toy", Sources())] == ["toy"]
     assert [each.name for each in build("toy", Sources())] == ["toy"]
     assert TextBenchOptions(PlaceOptions(), variants="toy").variants == "toy"
@@ -122,26 +125,33 @@ class ToyFamily(LlamaGen):
 
 
 def test_entry_points_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny installed package brings a drafter, a rule and an image family."""
+    """A tiny installed package brings drafters, a rule and a family; broken ones are skipped."""
     site = tmp_path / "site"
     info = site / "toy_ragspec-1.0.dist-info"
     info.mkdir(parents=True)
-    module = DRAFTER.replace('"toy"', '"outside"') + RULE + FAMILY
+    (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
+    module = DRAFTER.replace('"toy"', '"outside"') + RULE + FAMILY + example
     (site / "toy_ragspec.py").write_text(module, encoding="utf-8")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-ragspec\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[ragspec.drafters]\noutside = toy_ragspec:Toy\ncontext = toy_ragspec:Toy\n"
-        "[ragspec.rules]\noutside-rule = toy_ragspec:Nearly\n"
-        "[ragspec.families]\noutside-family = toy_ragspec:ToyFamily\n"
+        "echo = toy_ragspec:EchoDrafter\nabsent = no_such_module:Toy\nvague = math:pi\n"
+        "[ragspec.rules]\noutside-rule = toy_ragspec:Nearly\nvague-rule = math:pi\n"
+        "[ragspec.families]\noutside-family = toy_ragspec:ToyFamily\nvague-family = math:pi\n"
     )
     monkeypatch.syspath_prepend(str(site))
     model = tiny.model("llama")
     with pytest.warns(UserWarning, match="got 'context', which ragspec has"):
-        engine = Engine(model, drafter="outside", budget=4)
+        engine = Engine(model, drafter=["outside", "echo"], budget=4)
         result = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
         TextBenchOptions(PlaceOptions(), variants="outside")  # is a known one
         assert registry.resolve("drafter", "context").__name__ == "ContextDrafter"
-    assert result.report.drafted_by_source["outside"] > 0
+    assert min(result.report.drafted_by_source[name] for name in ("outside", "echo")) > 0
+    for kind, name in (("drafter", "absent"), ("drafter", "vague"), ("rule", "vague-rule")):
+        with pytest.warns(UserWarning, match=f"got {name} = .*skipped"):
+            assert name not in dict(registry.entries(kind))
+    with pytest.warns(UserWarning), pytest.raises(InputError, match="got vague = math:pi: 'float'"):
+        Engine(model, drafter="vague")
     rule: Any = make_rule("outside-rule", codebook(64), slack=2.0)
     assert rule.slack == 2.0
     family = registry.resolve("family", "outside-family")

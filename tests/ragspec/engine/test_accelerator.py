@@ -15,8 +15,8 @@ import torch
 from ragspec import Engine, Generation, ModelDrafter, Sampling
 from ragspec.drafters.base import SourceText
 from ragspec.drafters.heads.drafter import HeadDrafter
-from ragspec.drafters.method import Sources, build, describe
-from ragspec.registry import names
+from ragspec.drafters.method import Sources, build
+from ragspec.registry import names, resolve
 from ragspec.retrievers import CorpusIndex
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
@@ -121,7 +121,7 @@ def plain(settings: str) -> list[list[int]]:
 
 def create(name: str, where: CausalTarget, store: Any) -> Any:
     """Return a registered drafter that runs beside the target."""
-    if "head" in describe(name).needs:
+    if "head" in resolve("drafter", name).method.needs:
         head = heads.fresh(CausalTarget(target()))
         return HeadDrafter(head.to(where.device), where, min_expected_gain=0.0)
     draft = smaller() if where.device.type == "cpu" else pretend(smaller(), where.device)
