@@ -74,9 +74,9 @@ def read_settings(*settings: Mapping[str, object] | None, stop: object = None) -
     return GenerateRequest(sampling, options, tuple(documents), tenant)
 
 
-def _by_name(settings: Mapping[str, Any], earlier: object) -> dict[str, Any]:
+def _by_name(settings: Mapping[str, object], earlier: object) -> dict[str, object]:
     """Return settings by our names; `earlier` are the log-probabilities of earlier mappings."""
-    named: dict[str, Any] = {}
+    named: dict[str, object] = {}
     for name, value in settings.items():
         if name not in NAMES:
             raise InputError(unknown("setting", name, NAMES))

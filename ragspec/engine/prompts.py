@@ -104,7 +104,7 @@ def end_tokens(config: object, tokenizer: object) -> list[int]:
     return [int(ends)] if isinstance(ends, int) else [int(token) for token in ends]
 
 
-def stop_strings(stop: Any) -> tuple[str, ...]:
+def stop_strings(stop: object) -> tuple[str, ...]:
     """Return the stop strings of a text, a list of them, or None."""
     strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(strings, Sequence) or not all(isinstance(item, str) for item in strings):
@@ -144,18 +144,19 @@ def as_list(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else values
 
 
-def _unpadded(ids: Any, mask: Any) -> list[Any]:
+def _unpadded(ids: object, mask: object) -> list[list[int]]:
     """Return token ids, or lists of them, without padding."""
-    ids, mask = as_list(ids), as_list(mask)
-    sizes = [len(each) if isinstance(each, list | tuple) else None for each in (ids, mask)]
+    row, marks = as_list(ids), as_list(mask)
+    sizes = [len(each) if isinstance(each, list | tuple) else None for each in (row, marks)]
     if None in sizes or sizes[0] != sizes[1]:
         raise InputError(
             f"got an attention_mask of length {sizes[1]} for token ids of length {sizes[0]}; "
             "expected the same shape."
         )
-    if isinstance(as_list(ids[0]) if ids else 0, list):
-        return [_unpadded(*row) for row in zip(ids, mask, strict=True)]
-    return [token for token, keep in zip(ids, mask, strict=True) if keep]
+    if isinstance(as_list(row[0]) if row else 0, list):
+        rows: list[Any] = [_unpadded(*each) for each in zip(row, marks, strict=True)]
+        return rows
+    return [token for token, keep in zip(row, marks, strict=True) if keep]
 
 
 def _from_tensor(ids: Tensor | np.ndarray, mask: object) -> Encoded:
