@@ -2,6 +2,7 @@
 
 import errno
 import sys
+import warnings
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -64,7 +65,6 @@ app = typer.Typer(
     help="Ask your documents and get the same answer sooner: speculation from text that exists.",
 )
 
-
 app.add_typer(index_app, name="index")
 app.add_typer(store_app, name="store")
 app.add_typer(datastore_app, name="datastore")
@@ -77,12 +77,14 @@ for command in (ask, ask_long, ask_iterative, generate, chat, draw, serve, train
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; `--debug` may stand anywhere."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if "--debug" in words:
-        words = ["--debug", *(word for word in words if word != "--debug")]
+    end = [*words, "--"].index("--")  # the words after it are texts
+    if "--debug" in words[:end]:
+        words = ["--debug", *(word for word in words[:end] if word != "--debug"), *words[end:]]
     sys.stdin = sys.stdin or StringIO()  # None if the caller closed it
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?"
             stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "replace")
+    warnings.showwarning = lambda text, *_, **__: Terminal().note(f"warning: {text}")
     try:
         app(args=words, prog_name="ragspec")
     except SystemExit as end:
@@ -140,7 +142,7 @@ def report(
 
 @app.command()
 def doctor(json: o.JsonOption = False) -> None:
-    """Show the installed packages and the device; exit with code 1 if a package is missing."""
+    """Show the installed packages and the device; exit with code 1 if a required one is missing."""
     from ragspec.pipelines.cli.doctor import examine, show
 
     terminal = Terminal(quiet=json)

@@ -40,6 +40,7 @@ def examine() -> dict[str, object]:
 
 
 def _device() -> dict[str, object]:
+    import numpy  # noqa: F401 - torch would lose an interrupt while it imports this
     import torch
 
     from ragspec.models.device import pick_device, pick_dtype

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
+import numpy  # noqa: F401 - torch would lose an interrupt while it imports this
 import torch
 from torch import Tensor
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,15 +27,26 @@ from tests.support.command_line import Capture, output_of, run
 from tests.support.damage import full_disk
 
 
-def test_help_needs_no_model_library() -> None:
+@pytest.mark.parametrize("command", ["doctor", "index build . -o i"])
+def test_help_needs_no_model_library_and_torch_comes_after_numpy(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("A tree.")
     code = (
         "import sys; from ragspec.pipelines.cli.app import main; code = main(['ask', '--help'])\n"
         "heavy = {'torch', 'transformers', 'numpy', 'jinja2'} & set(sys.modules)\n"
         "code = code or main(['bench', 'text', '-h']); heavy |= {'torch'} & set(sys.modules)\n"
+        "sys.modules['torch'] = None  # which would lose an interrupt while it imports numpy\n"
+        "try: main(['--debug', *sys.argv[1:]])\n"
+        "except ModuleNotFoundError: code = code or 'numpy' not in sys.modules\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False
+        [sys.executable, "-c", code, *command.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert {"--docs", "--compare", "--variants"} <= set(done.stdout.split())
@@ -43,11 +55,14 @@ def test_help_needs_no_model_library() -> None:
 def test_version_and_bare_call(capsys: Capture) -> None:
     assert output_of(capsys, "--version").out == f"ragspec {ragspec.__version__}\n"
     assert "Commands" in output_of(capsys, code=2).out
+    warnings.showwarning("too long", UserWarning, "a.py", 1)
+    assert capsys.readouterr().err == "warning: too long\n"
 
 
 def test_debug_shows_where_an_error_came_from(capsys: Capture) -> None:
     with pytest.raises(ragspec.RagspecError, match="absent"):
         main(["report", "absent.jsonl", "--debug"])
+    assert main(["report", "--", "--debug"]) == 2
 
 
 def test_an_early_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -88,7 +103,7 @@ def test_generate_streams_text_and_keeps_remarks_separately(
     monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))
     arguments = ["generate", "-", "--model", model, "--max-new-tokens", "9", "--seed", "1"]
     streamed = output_of(capsys, *arguments)
-    assert "tokens in" in streamed.err
+    assert "tokens in" in streamed.err and "seed" not in streamed.err
     monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))
     whole = output_of(capsys, *arguments, "--compare")
     assert streamed.out.strip() == whole.out.strip()
