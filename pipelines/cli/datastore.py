@@ -34,11 +34,12 @@ class DatastoreBuildOptions:
     out: Path = option(..., "Where it is written.", "--out", "-o")
     model: o.ModelOption = "starter"
     max_tokens: int = option(10**6, "Keep so many tokens at most.", min=1)
+    replace: bool = option(False, "Put it in the place of the store that is there.", "--replace")
     json: o.JsonOption = False
 
     def __post_init__(self) -> None:
         checks.check_model(self.model)
-        checks.check_new_store(self.out, "datastore")
+        checks.check_new_store(self.out, "datastore", replace=self.replace)
 
 
 @takes_records
@@ -49,10 +50,9 @@ def build(options: DatastoreBuildOptions) -> None:
 
     from ragspec.retrievers.knn.datastore import Datastore
 
+    plain = o.EngineOptions(place.device, place.dtype, model=options.model, drafter="none")
     with terminal.working("loading the model"):
-        engine = o.EngineOptions(
-            place.device, place.dtype, model=options.model, drafter="none"
-        ).load_engine()
+        engine = plain.load_engine()
     began = time.perf_counter()
     with counting(terminal, "reading") as on_progress:
         limit = options.max_tokens

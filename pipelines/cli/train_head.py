@@ -44,6 +44,7 @@ class HeadOptions:
     seed: int = option(0, "Random seed of the first weights, the order and the noise.")
     start: Path | None = option(None, "Begin with this trained head, to learn from other texts.")
     resume: bool = option(False, "Go on with the training that was left in --out.", "--resume")
+    replace: bool = option(False, "Put it in the place of the head that is there.", "--replace")
     json: o.JsonOption = False
     form: Form | None = setting(None, f"Form: {', '.join(get_args(Form))}. Default: eagle1.")
     slots: int | None = setting(None, "Tokens of a pass, in forms with slots. Default: 4.", least=1)
@@ -57,7 +58,7 @@ class HeadOptions:
 
     def __post_init__(self) -> None:
         checks.check_paths(self.data)
-        check_out(self.out, resume=self.resume)
+        check_out(self.out, resume=self.resume, replace=self.replace)
         if self.pictures:
             folder = find_folder(self.model).target
             if folder.is_dir() and (kind := read_kind(folder)) != "llamagen":
@@ -114,8 +115,8 @@ def train_head(options: HeadOptions) -> None:
     terminal.line(
         f"{options.out}: {summary['parameters']:,} weights after "
         f"{pluralize(summary['steps'], 'step')} in "
-        f"{summary['seconds']:.0f} s; on held-out texts the head's best token is the model's in "
-        f"{summary['agreement']:.0%} of places"
+        f"{summary['seconds']:.0f} s; on {'held-out' if summary['held_out'] else 'training'} texts "
+        f"the head's best token is the model's in {summary['agreement']:.0%} of places"
     )
 
 

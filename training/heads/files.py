@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 CHECKPOINT, PART = "training.pt", ".training.part"
 
 
-def check_out(out: Path, *, resume: bool = False) -> None:
+def check_out(out: Path, *, resume: bool = False, replace: bool = True) -> None:
     """Raise InputError if a folder holds other files than a head, or an interrupted training.
 
     Args:
         resume: Expect an interrupted training, and raise StoreError without one.
+        replace: Allow a head, which the training will replace.
     """
     if (out / CHECKPOINT).is_file():
         if not resume:
@@ -50,6 +51,8 @@ def check_out(out: Path, *, resume: bool = False) -> None:
         return
     if not head:
         raise InputError(f"{out} holds other files; expected a new folder, or one with a head.")
+    if not replace:
+        raise InputError(f"{out} holds a head already; expected a new folder, or --replace.")
 
 
 @contextmanager

@@ -42,6 +42,8 @@ def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) ->
     text.write_text("words and more words " * 20)
     build = ("datastore", "build", str(text), "--model", model, "--out", str(tmp_path / "knn"))
     assert run(capsys, *build, "--max-tokens", "50")["keys"] == 50
+    assert "is a store already" in output_of(capsys, *build, code=2).err
+    assert run(capsys, *build, "--replace")["keys"] > 50
     assert main([*build, "--max-tokens", "0"]) == 2
     assert main([*build, "--max-tokens", "many"]) == 2
 
@@ -59,13 +61,11 @@ def test_a_text_is_continued_by_it(store: str, model: str, capsys: Capture) -> N
     assert run(capsys, *inputs, "-t", "0.9")["text"] != result["text"]
 
 
-def test_it_streams_what_it_writes(store: str, model: str, capsys: Capture) -> None:
-    inputs = ["generate", "The tree", "--model", model, "--datastore", store, "-s", "knn=8"]
-    out, err = output_of(capsys, *inputs, "--max-new-tokens", "20")
-    assert out.strip() and "Looked up" in err.replace("\n", " ")
-
-
-def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: Capture) -> None:
+def test_it_streams_what_it_writes_and_names_limits(
+    store: str, model: str, capsys: Capture
+) -> None:
     inputs = ["generate", "The tree", "--model", model, "--datastore", store, "-s"]
+    out, err = output_of(capsys, *inputs, "knn=8", "--max-new-tokens", "20")
+    assert out.strip() and "Looked up" in err.replace("\n", " ")
     for setting, message in (("knn=99999", "k is 99999"), ("speculate=99", "speculate is 99")):
         assert message in output_of(capsys, *inputs, setting, code=2).err.replace("\n", " ")

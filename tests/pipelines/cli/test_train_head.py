@@ -50,7 +50,9 @@ def texts(tmp_path: Path) -> Path:
 def train(
     model: str, data: Path, out: Path, settings: HeadTraining, log: Terminal = QUIET, **more: Any
 ) -> dict[str, Any]:
-    return train_from_files(HeadOptions(PlaceOptions(), data, out, model, **more), log, settings)
+    return train_from_files(
+        HeadOptions(PlaceOptions(), data, out, model, replace=True, **more), log, settings
+    )
 
 
 def small(model: str | Path, data: Path, out: Path, *more: str) -> list[str]:
@@ -81,11 +83,12 @@ def test_the_agreement_is_printed(
 ) -> None:
     monkeypatch.setattr(terminal, "LOG_SECONDS", 0.0)
     printed, err = output_of(capsys, *small(model, texts, tmp_path / "head"))
-    assert "after 4 steps" in printed
+    assert "after 4 steps" in printed and "on training texts the head's" in printed
     assert "loss" in err
     assert "25%, step 1:" in err and "100%, step 4:" in err and "step 0:" not in err
     again = small(model, texts, tmp_path / "head", "--minutes", "0.001")
-    output_of(capsys, *again)  # a head may be replaced
+    assert "a head already" in output_of(capsys, *again, code=2).err
+    output_of(capsys, *again, "--replace")
 
 
 def test_prefill_may_end_early(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -108,7 +111,7 @@ def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
     assert (result["texts"], result["tokens"], result["held_out"]) == (24, 24 * 17, 2)
     instance = HeadDrafter(out, image_models.target(LlamaGen.load_model(folder), 3.0))
     assert instance.head.config.vocab_size == image_models.BOOK
-    err = output_of(capsys, *small(folder, data, out, "--max-tokens", "9"), code=2).err
+    err = output_of(capsys, *small(folder, data, tmp_path / "h", "--max-tokens", "9"), code=2).err
     assert "got max_tokens for pictures; expected texts" in err
 
 
