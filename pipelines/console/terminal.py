@@ -21,7 +21,7 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub("\ufffd", text)
 
 
-WIDEST = 140
+WIDEST = 10_000  # columns of a table in a pipe or a log, where nothing is cut
 LOG_SECONDS = 10.0  # between two lines about one work where no terminal shows a spinner
 
 
