@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ragspec.errors import RagspecError, pluralize
 from ragspec.pipelines.answering.template import expect_question
-from ragspec.pipelines.cli.show import note_end, note_sentences, note_support
+from ragspec.pipelines.cli.show import note_end, note_seed, note_sentences, note_support
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import argument, takes_records
@@ -115,6 +115,7 @@ class ChatSession:
             else:
                 terminal.note("no passage was found: the model had the conversation alone")
         note_end(reply, terminal)
+        note_seed(self.sampling, reply.generation, terminal)
         if reply.generation.finish_reason == "cancelled":
             terminal.note("interrupted; the text so far is kept")
 

@@ -63,8 +63,15 @@ def run_and_show(
         outcome.comparison = _compare(write, engine, sampling, outcome, terminal)
         interrupted = outcome.comparison is None
     show(outcome, text, terminal, engine.tokenizer)
+    note_seed(sampling, outcome.generation, terminal)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def note_seed(sampling: Sampling, generation: Generation, terminal: Terminal) -> None:
+    """Note the seed that was chosen for a sampled text."""
+    if sampling.seed is None and not sampling.greedy and generation.tokens:
+        terminal.note(f"seed {generation.report.seed}")
 
 
 def discard(piece: str) -> None:
@@ -97,7 +104,8 @@ def answer_result(question: str, answer: Answer, **facts: object) -> Result:
     names = tuple(
         f"{hit.document.name}, passage {number}" for number, hit in enumerate(answer.passages, 1)
     )
-    extra = {"question": question, "citations": quotes, "sentences": fields["sentences"]}
+    extra = {name: fields[name] for name in ("answer", "refused", "sentences")}
+    extra |= {"question": question, "citations": quotes}
     return Result(answer.generation, fields, names, extra, answer)
 
 
@@ -150,7 +158,9 @@ def _note_sources(answer: Answer, terminal: Terminal) -> None:
         terminal.note(f"  quotation {number}: {citation.document}, {citation.place}")
     if left := len(answer.prompt.left_out):
         used = len(answer.passages)
-        terminal.note(f"{used} of {used + left} passages fit the model's context; the last left")
+        terminal.note(
+            f"{used} of {used + left} passages fit the model's context; the last were left out"
+        )
     note_support(answer, terminal)
     note_end(answer, terminal)
 

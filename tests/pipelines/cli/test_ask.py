@@ -201,7 +201,9 @@ def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys:
     assert len(ask(capsys, str(tmp_path / "made.idx"), model)["passages"]) == 2
 
 
-def test_foreign_questions_call_no_model(index: str, model: str, capsys: Capture) -> None:
+def test_foreign_questions_call_no_model(
+    index: str, model: str, tmp_path: Path, capsys: Capture
+) -> None:
     requests = ["ask", "Which tree grows on the mountain?", "--docs", index, "--model", model]
     out, err = output_of(capsys, *requests)
     assert out == "The documents do not speak of this.\n"
@@ -211,8 +213,12 @@ def test_foreign_questions_call_no_model(index: str, model: str, capsys: Capture
     assert "no sentence" in result["refused"] and result["support"] == "unsupported"
     assert result["report"]["forward_passes"] == 0 and "compare" not in result
     assert run(capsys, *requests, "--no-refusal", "--max-new-tokens", "5")["refused"] is None
-    requests[1] = "Who was Hannibal?"
-    assert "nearest" not in output_of(capsys, *requests).err
+    requests[1], trace, page = "Who was Hannibal?", tmp_path / "t.jsonl", tmp_path / "page.html"
+    assert "nearest" not in output_of(capsys, *requests, "--trace", trace).err
+    output_of(capsys, "report", trace, "-o", page)
+    assert "<h1>Who was Hannibal?</h1>" in (text := page.read_text())
+    assert "The documents do not speak of this." in text and "The model was not called: " in text
+    assert 'class="badge' not in text and "4-grams" not in text
 
 
 def test_passages_that_do_not_fit_are_counted(index: str, tmp_path: Path, capsys: Capture) -> None:
