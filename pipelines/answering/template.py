@@ -138,8 +138,8 @@ def is_chat(tokenizer: Tokenizer) -> bool:
 
 
 def expect_question(question: object) -> None:
-    """Raise InputError unless a question is a text that is not blank."""
-    if not isinstance(question, str) or not question.strip():
+    """Raise InputError unless a question is a text that is not blank, nor "-"."""
+    if not isinstance(question, str) or question.strip() in ("", "-"):
         raise InputError(f"The question is empty or no text ({question!r}); ask something.")
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ragspec.sampling.settings import Sampling
     from ragspec.sampling.transform import Transform
 
-RAPID = "rapid"
+RAPID, STRIDE = "rapid", 4
 WARM_UP_TOKENS = 8
 
 
@@ -66,7 +66,7 @@ class AskOptions:
 class IterativeOptions(AskOptions):
     """A question over documents that are searched while the answer is written."""
 
-    stride: int = option(4, "Tokens between two searches.", min=1)
+    stride: int = option(STRIDE, "Tokens between two searches.", min=1)
     search: Literal["dense", "sparse", "fused"] | None = setting(
         None, "Kind of search: dense, sparse or fused. Default: what the index was built for."
     )
@@ -85,6 +85,10 @@ class IterativeOptions(AskOptions):
     def __post_init__(self) -> None:
         AskOptions.__post_init__(self)
         checks.check_guesses(self.speculate)
+        if self.rounds is not None and (self.stride, self.speculate) != (STRIDE, "auto"):
+            raise InputError(
+                "got rounds beside --stride or speculate; expected one. Leave one out."
+            )
         if self.documents.top_passages not in (None, 1):
             raise InputError(
                 f"Expected one passage at a time, got --set top-passages="
