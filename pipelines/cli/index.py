@@ -99,7 +99,7 @@ def info(index: IndexArgument, json: o.JsonOption = False, report: ReportOption 
     terminal.json(facts)
     terminal.line(
         f"{pluralize(len(facts['documents']), 'document')} in "
-        f"{pluralize(facts['passages'], 'passage')} of about {facts['words']} words, "
+        f"{pluralize(facts['passages'], 'passage')} of at most about {facts['words']} words, "
         f"{facts['bytes'] / 2**20:.1f} MiB"
     )
     parts = [f"meaning ({facts['embedder']}, {facts['dense']})"] if facts["embedder"] else []

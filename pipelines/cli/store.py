@@ -40,7 +40,6 @@ SourcesArgument = Annotated[
     ),
 ]
 ReadOption = Annotated[int | None, Option(min=1, help="Read so many tokens at most.")]
-
 OutOption = Annotated[Path, Option("--out", "-o", help="Where the corpus is written.")]
 
 
@@ -119,6 +118,7 @@ def build(options: StoreBuildOptions) -> None:
 def from_answers(options: AnswerOptions) -> None:
     """Answer prompts greedily with a model and store the answers, to draft from for this model.
 
+    Up to 16 tokens that end a prompt are stored in front of its answer.
     An interrupt keeps all complete answers, a kill those of a minute before.
     """
     terminal = Terminal(quiet=options.json)

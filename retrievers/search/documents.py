@@ -112,7 +112,7 @@ def load_documents(
     Raises:
         DocumentError: A path is missing, a file is unusable, or a folder has no usable file.
     """
-    absolute = tuple(map(os.path.abspath, path_list(paths)))
+    absolute = tuple(dict.fromkeys(map(os.path.abspath, path_list(paths))))
     if not absolute:
         raise DocumentError("No path was given; name at least one file or folder of documents.")
     documents: list[Document] = []
