@@ -11,7 +11,6 @@ itself in float32 on .65 of all tokens.
 from __future__ import annotations
 
 import importlib
-import math
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -43,7 +42,6 @@ OPSET, IR_VERSION = 20, 10
 PACKAGES = ("onnxruntime", "onnx")
 Place = Mapping[str, str]  # the external data of a weight in ONNX's format
 IN_MEMORY: Place = MappingProxyType({"location": "memory"})
-INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool})
 SETTINGS = (
     "ORT_DISABLE_TELEMETRY",  # releases from 1.29 on upload figures of use by default
     "ORT_GQA_DISABLE_FLASH_ATTENTION",  # from 1.28 on, its bits differ with the width of a forward
@@ -382,34 +380,6 @@ def declared(name: str, tensor: Tensor, place: Place = IN_MEMORY) -> TensorProto
     for key, value in place.items():
         proto.external_data.add(key=key, value=value)
     return proto
-
-
-State = tuple[int, torch.dtype, int, str]  # of a weight, see `weight_state`
-
-
-def weight_state(weight: Tensor) -> State:
-    """Return the address, the dtype, the count of changes and a sum of a weight.
-
-    torch does not count changes through `weight.data`. So the sum has entries of every row and
-    every column of a matrix of floats in the memory of the host, and some of other arrays. A change
-    of few entries may be missed.
-    """
-    changes, data = 0 if weight.is_inference() else weight._version, weight.detach()
-    about, n = (weight.data_ptr(), weight.dtype, changes), data.numel()
-    real, plain = data.is_floating_point(), type(data) is Tensor
-    if data.device.type != "cpu" or not plain or not (real or data.dtype in INTEGERS):
-        return *about, ""
-    shape = data.shape if data.dim() == 2 and real else (math.isqrt(n), n)
-    step = _stride(*shape) if data.dim() > 1 else 1
-    return *about, float(data.reshape(-1)[::step].sum(dtype=torch.float64)).hex()
-
-
-def _stride(rows: int, columns: int) -> int:
-    """Return a stride through a flat matrix that visits every row and every column."""
-    step = max(min(rows, columns), 1)
-    while math.gcd(step, columns) > 1:
-        step -= 1
-    return step
 
 
 SESSIONS: WeakKeyDictionary[BlockLinear, tuple[tuple[int, ...], Session]] = WeakKeyDictionary()

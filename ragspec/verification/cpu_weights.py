@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ragspec.models.quantized import State, weight_state
+from ragspec.models.weight_state import WeightState, weight_state
 from ragspec.verification.tree_attention import in_view
 
 LEAST_WORK = 5 << 17  # float32 multiplications below which a call costs more than it saves
@@ -38,7 +38,7 @@ class Pack(NamedTuple):
     size: int
     least: int
     dtype: torch.dtype
-    borrowed: State
+    borrowed: WeightState
 
 
 _packs: dict[int, Pack] = {}

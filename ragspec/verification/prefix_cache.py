@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from torch import nn
 
 from ragspec.errors import InputError
-from ragspec.models.quantized import weight_state
+from ragspec.models.weight_state import weight_state
 from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import Layers, SequenceCache
 
