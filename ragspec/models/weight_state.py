@@ -20,11 +20,8 @@ def weight_state(weight: Tensor) -> WeightState:
     state = weight.data_ptr(), weight.dtype, changes
     data = weight.detach()
     real = data.is_floating_point()
-    if (
-        data.device.type != "cpu"
-        or type(data) is not Tensor
-        or not (real or data.dtype in INTEGERS)
-    ):
+    known = type(data) is Tensor and (real or data.dtype in INTEGERS)
+    if not known or data.device.type != "cpu":
         return *state, ""
     size = data.numel()
     rows, columns = data.shape if data.dim() == 2 and real else (math.isqrt(size), size)
