@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from types import MethodType
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -25,23 +25,8 @@ MOST_SHARE = 0.25  # of the free memory may go to packed copies
 PACKED_FOR = 16  # positions for which the layout is optimized; it works for any number
 
 
-class Pack(NamedTuple):
-    """One module's weights in oneDNN's layout.
-
-    Attributes:
-        size: The number of weights.
-        least: Multiplications above which the pack is used.
-        borrowed: The state of the module's own weights at packing, see `weight_state`.
-    """
-
-    weight: Tensor
-    size: int
-    least: int
-    dtype: torch.dtype
-    borrowed: WeightState
-
-
-_packs: dict[int, Pack] = {}
+# By the id of a module: its weights in oneDNN's layout, and the state of its own at packing.
+_packs: dict[int, tuple[Tensor, WeightState]] = {}
 _lock = threading.Lock()
 _borrowers: "list[Packed]" = []
 _lending = threading.Lock()  # not `_lock`: forwards do not wait for the packing of other models
@@ -59,7 +44,7 @@ def pack(model: nn.Module) -> list[nn.Linear]:
     modules = [module for module in model.modules() if _packable(module)]
     with _lock:
         packs = [(module, _packs.get(id(module))) for module in modules]
-        stale = [m for m, p in packs if p is None or p.borrowed != weight_state(m.weight)]
+        stale = [m for m, pack in packs if pack is None or pack[1] != weight_state(m.weight)]
         for module in stale:
             _packs.pop(id(module), None)
         if stale and sum(module.weight.nbytes for module in stale) <= MOST_SHARE * free_memory():
@@ -96,11 +81,9 @@ class Packed:
 def forward(module: nn.Linear, states: Tensor) -> Tensor:
     """Return the output of a linear module, computed with its pack if that is faster."""
     pack = _packs.get(id(module))
-    if pack is None or not in_view() or not _fits(pack, states):
+    if pack is None or not in_view() or not _fits(pack[0], states):
         return functional.linear(states, module.weight, module.bias)
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(
-        states, pack.weight, module.bias, "none", [], ""
-    )
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(states, pack[0], module.bias, "none", [], "")
     return out
 
 
@@ -109,10 +92,12 @@ def _is_lent(function: object) -> bool:
     return getattr(function, "__func__", None) is forward
 
 
-def _fits(pack: Pack, states: Tensor) -> bool:
+def _fits(weight: Tensor, states: Tensor) -> bool:
+    """Return whether packed weights are faster, and give the module's own result."""
+    least = LEAST_WORK if weight.dtype == torch.float32 else 0  # torch packs bfloat16 anyway
     return (
-        states.numel() // states.shape[-1] * pack.size > pack.least
-        and states.dtype == pack.dtype
+        states.numel() // states.shape[-1] * weight.numel() > least
+        and states.dtype == weight.dtype
         and not states.requires_grad
         and not torch.is_autocast_enabled("cpu")
     )
@@ -144,13 +129,8 @@ def _packable(module: nn.Module) -> TypeGuard[nn.Linear]:
 def _remember(module: nn.Linear) -> None:
     key, weight = id(module), module.weight.detach()
     weakref.finalize(module, _packs.pop, key, None).atexit = False
-    _packs[key] = Pack(
-        torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR),
-        weight.numel(),
-        LEAST_WORK if weight.dtype == torch.float32 else 0,  # torch uses oneDNN for bfloat16 anyway
-        weight.dtype,
-        weight_state(module.weight),
-    )
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+    _packs[key] = packed, weight_state(module.weight)
 
 
 def available() -> bool:
