@@ -60,10 +60,10 @@ class Graph:
     weights: dict[str, Tensor] = field(default_factory=dict)
     evened: set[str] = field(default_factory=set)
 
-    def add(self, kind: str, inputs: Sequence[str], name: str, **attributes: object) -> str:
-        """Add a node of ONNX; return its output."""
-        self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
-        return name
+    def add(self, kind: str, inputs: Sequence[str], *outputs: str, **attributes: object) -> str:
+        """Add a node of ONNX; return its first output."""
+        self.nodes.append(helper.make_node(kind, inputs, outputs, **attributes))
+        return outputs[0]
 
     def weight(self, name: str, tensor: Tensor) -> str:
         """Add a weight, which is not copied."""
@@ -149,9 +149,8 @@ class Graph:
     ) -> tuple[str, str]:
         """Add `more` to `x`; return the normalised sum and the sum."""
         weight, epsilon = self.gain(name, norm, readers)
-        kind, outputs = "SkipSimplifiedLayerNormalization", [name, "", "", f"{name}.sum"]
-        node = helper.make_node(kind, [x, more, weight], outputs, domain=MICROSOFT, epsilon=epsilon)
-        self.nodes.append(node)
+        kind, outputs = "SkipSimplifiedLayerNormalization", (name, "", "", f"{name}.sum")
+        self.add(kind, [x, more, weight], *outputs, domain=MICROSOFT, epsilon=epsilon)
         return name, outputs[3]
 
     def head_norm(self, name: str, x: str, norm: LlamaRMSNorm, width: int) -> str:
@@ -178,7 +177,7 @@ class Graph:
             inputs = [every]
             if len(self.folded) > 1:
                 inputs = [f"{every}.{at}" for at in self.folded]
-                self.nodes.append(helper.make_node("Split", [every, "sizes"], inputs, axis=1))
+                self.add("Split", [every, "sizes"], *inputs, axis=1)
             outputs = [
                 self.attend(i, at, [rows], module, (groups, groups))
                 for at, rows in zip(self.folded, inputs, strict=True)
@@ -199,10 +198,11 @@ class Graph:
         caches = f"key{i}.{at}", f"value{i}.{at}"
         places = [f"last.{at}", f"total.{at}", f"cosines{kind}", f"sines{kind}"]
         places += [f"positions.{at}", *[f"{'narrow' if window else 'bias'}.{at}"] * biased]
-        node = helper.make_node(
+        return self.add(
             "GroupQueryAttention",
             [*rows, *[""] * (3 - len(rows)), *caches, *places],
-            [out, *(f"{cache}.out" for cache in caches)],
+            out,
+            *(f"{cache}.out" for cache in caches),
             domain=MICROSOFT,
             num_heads=heads[0],
             kv_num_heads=heads[1],
@@ -211,8 +211,6 @@ class Graph:
             local_window_size=-1 if biased or not window else window,
             do_rotary=1,
         )
-        self.nodes.append(node)
-        return out
 
     def joined(self, parts: Sequence[str], name: str, axis: int = 1) -> str:
         """Return the tensors, one after the other."""
@@ -241,9 +239,8 @@ class Graph:
     def feed_forward(self, name: str, h: str, module: LlamaMLP) -> str:
         """Add a gated feed-forward layer with SiLU, or GELU as Gemma has it."""
         if hasattr(module, "gate_up_proj"):  # Phi 3
-            both, halves = self.linear(f"{name}.both", h, module.gate_up_proj), ("gate", "up")
-            gate, up = (f"{name}.{half}" for half in halves)
-            self.nodes.append(helper.make_node("Split", [both], [gate, up], axis=-1, num_outputs=2))
+            both, up = self.linear(f"{name}.both", h, module.gate_up_proj), f"{name}.up"
+            gate = self.add("Split", [both], f"{name}.gate", up, axis=-1, num_outputs=2)
         else:
             gate = self.linear(f"{name}.gate", h, module.gate_proj)
             up = self.linear(f"{name}.up", h, module.up_proj)
