@@ -275,14 +275,17 @@ def _tree_allowed(view: TreeView, related: Tensor) -> Tensor:
 
 def _model_allows(view: TreeView, mask_function: MaskFunction, first: int = 0) -> Tensor:
     """Apply the model's own rule to the slots from `first` on: bool [B, n, S]."""
-    rows, device = len(view.positions), view.positions.device
-    committed = torch.arange(view.length, device=device).expand(rows, -1)
+    rows, n = view.positions.shape
+    committed = torch.arange(view.length, device=view.positions.device).expand(rows, -1)
     logical = torch.cat([committed, view.slot_positions], 1)
-    batch = torch.arange(rows, device=device)[:, None, None, None]
-    head = torch.zeros(1, dtype=torch.int64, device=device)[None, :, None, None]
-    queries = view.positions[:, None, :, None]
-    allowed = mask_function(batch, head, queries, logical[:, None, None, first:])
-    return allowed.expand(rows, 1, view.positions.shape[1], view.slots - first)[:, 0]
+    allowed = _apply_rule(mask_function, view.positions, logical[:, first:])
+    return allowed.expand(rows, 1, n, view.slots - first)[:, 0]
+
+
+def _apply_rule(rule: MaskFunction, queries: Tensor, slots: Tensor) -> Tensor:
+    """Apply a model's rule to positions of queries [B, n] and slots [B, m]: bool [B, 1, n, m]."""
+    row = torch.arange(len(queries), device=queries.device)[:, None, None, None]
+    return rule(row, torch.zeros_like(row[:1]), queries[:, None, :, None], slots[:, None, None])
 
 
 def _needs_none(view: TreeView) -> bool:
@@ -308,11 +311,8 @@ def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int)
     if view.related is not None or view.hidden is not None or entries < LARGE_MASK:
         return 0
     first = max(0, int(view.positions.min()) - local + 1)
-    device = view.positions.device
-    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
-    rows = torch.arange(len(view.positions), device=device)[:, None, None, None]
-    slots = torch.arange(first, device=device)[None, None, None]
-    allowed = rule(rows, zero, view.positions[:, None, [0, -1], None], slots)
+    slots = torch.arange(first, device=view.positions.device)[None]
+    allowed = _apply_rule(rule, view.positions[:, [0, -1]], slots)
     return 0 if bool(allowed.any()) else first
 
 

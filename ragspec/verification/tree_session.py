@@ -118,8 +118,7 @@ class TreeSession(TargetSession):
 
     def select_rows(self, rows: Sequence[int]) -> list[int]:
         """Select the rows of the next forwards; see `TargetSession.select_rows`."""
-        for row in self.active_rows:
-            row.cache.pending = 0
+        TreeSession.discard_uncommitted(self)
         return super().select_rows(rows)
 
     def discard_uncommitted(self) -> None:
