@@ -91,7 +91,7 @@ def _faults(config: PreTrainedConfig) -> Iterator[str]:
             "how the text was cut into forwards"
         )
     layers = set(getattr(text, "layer_types", None) or ())
-    recurrent = state_layers(config) - {"hybrid"}  # hybrid layers attend as well
+    recurrent = layers & _STATE_LAYERS - {"hybrid"}  # hybrid layers attend as well
     if kinds & _PURE_RECURRENT or (recurrent and layers <= recurrent | _NO_CACHE_LAYERS):
         yield (
             "all its layers are recurrent: without any attention layer there is no key-value "
@@ -127,8 +127,7 @@ def check_scope(model: PreTrainedModel) -> None:
 
 def state_layers(config: PreTrainedConfig) -> set[str]:
     """Return the kinds of layers of a configuration that carry a state from token to token."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return set(getattr(text, "layer_types", None) or ()) & _STATE_LAYERS
+    return set(getattr(config.get_text_config(), "layer_types", None) or ()) & _STATE_LAYERS
 
 
 def foreign_layers(config: PreTrainedConfig) -> set[str]:
@@ -148,7 +147,7 @@ def foreign_layers(config: PreTrainedConfig) -> set[str]:
 
 def scales_by_slot(config: PreTrainedConfig) -> bool:
     """Return whether a model scales queries by slot, not position: Llama 4 with tuning."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = config.get_text_config()
     without_rope = not all(getattr(text, "no_rope_layers", None) or [1])
     return bool(getattr(text, "attn_temperature_tuning", False) and without_rope)
 
