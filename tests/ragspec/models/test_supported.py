@@ -72,7 +72,7 @@ def test_a_model_without_a_cache_is_refused() -> None:
 
 
 @pytest.mark.parametrize("thing", [torch.nn.Linear(2, 2), "gpt2", None, SimpleNamespace(config=1)])
-def test_what_is_no_transformers_model_is_refused(thing: Any) -> None:
+def test_objects_other_than_transformers_models_are_refused(thing: Any) -> None:
     with pytest.raises(UnsupportedModelError, match="no transformers model"):
         check_scope(thing)
 
@@ -94,7 +94,7 @@ def test_layers_that_keep_a_state_or_more_than_keys_and_values_are_named() -> No
     assert foreign_layers(SimpleNamespace()) == set(), "of a configuration that says nothing"
 
 
-def test_a_compiled_model_is_used_as_it_is() -> None:
+def test_a_compiled_model_generates_the_same_text() -> None:
     model = copy.deepcopy(build("llama"))
     text = [1, 2, 3, 1, 2, 3, 1, 2]
     expected = Engine(model, drafter=None).generate(text, max_new_tokens=8).tokens
@@ -108,7 +108,7 @@ def test_a_compiled_model_is_used_as_it_is() -> None:
         engine.generate(text, max_new_tokens=8)
 
 
-def test_an_adapter_wrapper_is_looked_through() -> None:
+def test_adapter_wrappers_are_unwrapped() -> None:
     model = build("llama")
     assert unwrapped(SimpleNamespace(get_base_model=lambda: model)) is model
     assert unwrapped(model) is model
@@ -162,7 +162,7 @@ def test_a_window_counts_the_query_itself_and_a_chunk_begins_again() -> None:
     assert reached[4].nonzero().flatten().tolist() == [4, 5]
 
 
-def test_window_and_chunk_hold_at_once_and_none_bounds_nothing() -> None:
+def test_windows_and_chunks_combine() -> None:
     assert AttentionWindow().plain
     assert not AttentionWindow(size=2).plain and not AttentionWindow(chunk=2).plain
     both = AttentionWindow(size=2, chunk=4).reaches(torch.tensor(5), torch.arange(8))
