@@ -27,7 +27,7 @@ def test_only_a_missing_file_asks_for_a_new_store(tmp_path: Path) -> None:
 
 
 @posix
-def test_the_lock_does_not_stay_with_a_process_forked_meanwhile(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
     waits, ends = os.pipe()
     with writer_lock(tmp_path):
         child = os.fork()
@@ -71,7 +71,7 @@ def test_manifest_survives_the_disk(
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"files": {"a": {"bytes": 1}}}', b"\xff"])
-def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+def test_invalid_manifests_are_refused(data: bytes) -> None:
     with pytest.raises(StoreError, match="no manifest"):
         Manifest.from_bytes(data, Path("m"))
 
