@@ -69,7 +69,7 @@ def test_there_are_enough_architectures() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_probe_says_what_is_known(name: str) -> None:
+def test_the_probe_returns_the_known_mode(name: str) -> None:
     expected = ARCHITECTURES[name].mode
     verdict = probe(CausalTarget(build(name)))
     assert verdict.mode == expected, verdict.reason
@@ -143,7 +143,7 @@ def test_tokens_do_not_depend_on_drafts_under_any_setting(architecture: str, nam
     (together, several), (alone, single) = (
         compare(build(architecture), name, rows) for rows in (4, 1)
     )
-    assert min(several, single) > 0.5, "too little was accepted for the test to mean anything"
+    assert min(several, single) > 0.5, "too few nodes were accepted for a meaningful test"
     assert together[0] == alone[0], "a row depends on its neighbours"
 
 
@@ -158,7 +158,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", {}),  # sinks
     "llama4": ("llama4_text", {}),  # chunks
 }
-# These work out norms and turns (llama4) or softmax (gemma2) in float32, whatever they are given.
+# These compute norms and rotations (llama4) or softmax (gemma2) in float32 in any dtype.
 FLOAT32 = {"gemma2", "llama4"}
 WINDOWED = set(MODELS) - {"llama", "qwen3"}
 # Tokens of each row's first text, then of the one behind it.
@@ -204,7 +204,7 @@ def worst(name: str, lengths: str) -> float:
 
 
 @pytest.fixture
-def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def all_masks_are_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let no chain be too short for a narrow mask; return the slots that such masks left out."""
     cuts: list[int] = []
     counted = noted(attention_module._first_visible, cuts)
@@ -216,21 +216,21 @@ def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_agree_at_borders(name: str, lengths: str, everything_is_long: list[int]) -> None:
+def test_logits_agree_at_borders(name: str, lengths: str, all_masks_are_large: list[int]) -> None:
     assert worst(name, lengths) < (1e-5 if name in FLOAT32 else 1e-12)
     crosses = name in WINDOWED and lengths in ("blocks", "longer", "level")
-    assert not crosses or any(everything_is_long), "no slot was left out"
+    assert not crosses or any(all_masks_are_large), "no slot was left out"
 
 
 def test_a_mask_that_leaves_out_a_visible_slot_is_noticed(
-    everything_is_long: list[int], monkeypatch: pytest.MonkeyPatch
+    all_masks_are_large: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = attention_module._first_visible
     monkeypatch.setattr(attention_module, "_first_visible", lambda *inputs: real(*inputs) + 1)
     assert worst("gemma3", "longer") > 1e-6
 
 
-def test_a_rule_that_sees_farther_than_it_says_is_spelled_out() -> None:
+def test_a_rule_that_reaches_beyond_its_window_gets_a_full_mask() -> None:
     places = torch.arange(20)[None]
     view = TreeView(0, places, places, None)
 
@@ -245,7 +245,7 @@ def test_a_rule_that_sees_farther_than_it_says_is_spelled_out() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt_oss", "llama4"])
 def test_no_mask_grows_with_the_prompt(name: str) -> None:
-    """With all sizes as they are; a mask of one byte an entry would be seen."""
+    """With the usual sizes; a mask of one byte an entry would exceed the bound."""
     n, before = 500, 6000  # a chunk, as prompts are read
     with CausalTarget(windowed_prompts_build(name)).open(1, n + before) as session:
         prefill(session, prompt(before))

@@ -154,9 +154,6 @@ def test_prompts_report_the_best_tokens_of_their_ends(
                 assert best == tiny.logits(model, row[: place + 1])[-1].topk(k).indices.tolist()
 
 
-# --- mutants: each must be seen by the comparison above -------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [CausalTarget, lambda model: PathTarget(model)])
 def test_training_mode_is_refused_once_a_model_was_opened_for_evaluation(kind: Any) -> None:
     model = copy.deepcopy(build("llama"))
@@ -174,6 +171,9 @@ def test_training_mode_is_refused_once_a_model_was_opened_for_evaluation(kind: A
         model.train(mode)
         out = Engine(opened_in_training, drafter=None).generate(text, max_new_tokens=8)
         assert out.tokens == expected
+
+
+# --- mutants: the comparison above must detect each -----------------------------------------------
 
 
 def chains_only(start: int, tree: DraftTree) -> np.ndarray[Any, Any]:
@@ -285,7 +285,7 @@ def test_texts_that_cross_the_border_are_those_of_plain_decoding(name: str, mode
 
 @pytest.mark.parametrize("drafted", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_rows_of_a_batch_do_not_choose_each_others_table(name: str, drafted: bool) -> None:
+def test_rows_of_a_batch_use_their_separate_tables(name: str, drafted: bool) -> None:
     model = build_longrope(name)
     texts = [prompt(n, seed=n) for n in (40, 90, 64, 9)]
     expected = [greedy(copy.deepcopy(model), text) for text in texts]
@@ -316,7 +316,7 @@ def test_a_forward_on_both_sides_of_the_border_is_refused() -> None:
     assert target.time_forward(2, 8) > 0
 
 
-def test_models_with_one_table_are_let_be() -> None:
+def test_models_with_one_rotary_table_have_no_border() -> None:
     assert table_border(build("llama")) is table_border(build("phi3")) is None
     assert table_border(build_longrope("llama")) == table_border(build_longrope("phi3")) == BORDER
     assert [CausalTarget(build_longrope(n)).rereads for n in ("phi3", "llama")] == [True, False]

@@ -1,4 +1,4 @@
-"""Packed weights give what the module's own forward gives, and only where they are lent."""
+"""Packed weights give the results of the module's forward, and only inside a block."""
 
 import copy
 import gc
@@ -73,7 +73,7 @@ def right(model: Two, states: torch.Tensor) -> torch.Tensor:
 @pytest.mark.usefixtures("borrowed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("positions", [3, 16, 60])
-def test_a_product_with_packs_is_the_module_s(
+def test_products_with_packs_equal_those_of_the_module(
     model: Two, dtype: torch.dtype, positions: int, calls: list[int]
 ) -> None:
     model.to(dtype)
@@ -95,7 +95,7 @@ def test_strided_states_are_read_right(model: Two, calls: list[int]) -> None:
     assert len(calls) == 2
 
 
-def test_outside_a_view_the_module_answers_itself(model: Two, calls: list[int]) -> None:
+def test_packs_are_not_used_outside_a_view(model: Two, calls: list[int]) -> None:
     states = torch.randn(1, 8, WIDTH)
     with Packed(pack(model)):
         assert torch.equal(model.one(states), functional.linear(states, *model.one.parameters()))
@@ -115,7 +115,7 @@ def test_little_work_autocast_gradients_and_other_types_are_left_to_the_module(
     assert calls == []
 
 
-def test_modules_are_detected_as_they_were(model: Two) -> None:
+def test_modules_are_restored_after_errors(model: Two) -> None:
     modules = pack(model)
     with pytest.raises(KeyError), Packed(modules):
         with Packed(modules):
@@ -126,14 +126,17 @@ def test_modules_are_detected_as_they_were(model: Two) -> None:
     assert set(model.state_dict()) == {"one.weight", "one.bias", "two.weight"}
 
 
-def test_a_forward_that_somebody_put_there_stays(model: Two) -> None:
+def test_a_forward_that_other_code_sets_is_used_and_stays(model: Two) -> None:
     def current(states: torch.Tensor) -> torch.Tensor:
         return states
 
+    packs = Packed(pack(model))
+    with packs:
+        pass
     model.one.__dict__["forward"] = current  # as accelerate's hooks do
-    modules = pack(model)
-    assert modules == [model.two]
-    with Packed(modules):
+    assert pack(model) == [model.two]
+    with packs:
+        assert model.one.forward is current
         model.two.__dict__["forward"] = current
     assert model.one.__dict__["forward"] is model.two.__dict__["forward"] is current
 
@@ -171,15 +174,15 @@ def test_changed_weights_are_packed_again(model: Two, kind: str, calls: list[int
 
 
 @pytest.mark.parametrize("shape", [(256, 704), (704, 256), (384, 384), (5, 7), (1, 9), (9, 1)])
-def test_the_look_meets_every_row_and_column(shape: tuple[int, int]) -> None:
+def test_the_stride_visits_every_row_and_column(shape: tuple[int, int]) -> None:
     rows, columns = shape
-    met = range(0, rows * columns, weight_state._stride(rows, columns))
-    assert {i // columns for i in met} == set(range(rows))
-    assert {i % columns for i in met} == set(range(columns))
+    visited = range(0, rows * columns, weight_state._stride(rows, columns))
+    assert {i // columns for i in visited} == set(range(rows))
+    assert {i % columns for i in visited} == set(range(columns))
 
 
 @pytest.mark.parametrize("number", [0.5, float("nan")])  # which is not equal to itself
-def test_packs_are_preserved_while_nothing_changes(model: Two, number: float) -> None:
+def test_packs_are_reused_while_nothing_changes(model: Two, number: float) -> None:
     model.one.weight[0, 0] = number
     pack(model)
     before = packing._packs[id(model.one)]
@@ -200,7 +203,7 @@ def test_none_are_created_without_the_kernels(model: Two, monkeypatch: pytest.Mo
     assert pack(model) == []
 
 
-def test_what_is_no_plain_linear_layer_is_left_alone() -> None:
+def test_only_plain_linear_layers_are_packed() -> None:
     class Mine(nn.Linear):
         pass
 
@@ -234,7 +237,7 @@ def test_a_copy_created_meanwhile_uses_its_weights(model: Two) -> None:
         assert (other(states).double() - right(other, states)).abs().max() < 1e-3
 
 
-def test_a_model_that_is_lent_answers_others_as_before() -> None:
+def test_a_leased_model_gives_others_the_same_logits() -> None:
     model = tiny.model("llama")
     text = torch.tensor([[3, 1, 4, 1, 5]])
     before = model(text).logits

@@ -1,4 +1,4 @@
-"""Hidden states and views reach the drafters that ask for them, are right, and are only lent."""
+"""Hidden states and views reach the drafters that need them and are right."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATES, BEST = Needs(hidden_states=(LAST,)), Needs(top_tokens=3, prompt_top_toke
 
 
 class Watcher(Drafter):
-    """Drafts a small tree and keeps copies of what it is lent."""
+    """Drafts a small tree and copies the states that it receives."""
 
     name = "watcher"
 
@@ -119,19 +119,21 @@ def test_hidden_states_are_those_that_the_output_head_reads(batch: int) -> None:
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_view_answers_for_every_node_as_plain_decoding_would(batch: int) -> None:
-    """Also with a penalty on what was written, though tokens were committed since the verdict."""
+    """Also with penalties, although tokens were committed since the verdict."""
     watcher = Watcher()
     watch(watcher, batch)
     plain = Engine(model(), drafter=None)
     for number, session in enumerate(watcher.sessions):
         prompt = PROMPTS[number]
-        for root, step, _, chosen, _ in session.known:
+        for root, step, _, chosen, chances in session.known:
+            torch.testing.assert_close(chances.sum(-1), torch.ones(len(chances)).double())
+            assert all(chances[i, token] > 0 for i, token in enumerate(chosen))
             for text, token in zip(texts(root, step.tree), chosen, strict=True):
                 assert token == token_after(plain, prompt, text, seed=4 + number)
 
 
 def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) -> int:
-    """Return the target's own choice after the text: its law there and the noise of its index."""
+    """Return the target's choice after the text, by its distribution and the noise of its index."""
     distribution = TokenDistribution(SAMPLING, NoiseStream(seed), len(prompt))
     with torch.no_grad():
         logits = plain.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
@@ -139,25 +141,17 @@ def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) ->
     return int(distribution.select(scores, [len(text) - len(prompt)]))
 
 
-def test_the_distributions_of_a_view_belong_to_its_tokens() -> None:
-    watcher = Watcher()
-    watch(watcher)
-    for _, _, _, chosen, chances in watcher.sessions[0].known:
-        torch.testing.assert_close(chances.sum(-1), torch.ones(len(chances), dtype=torch.float64))
-        assert all(chances[i, token] > 0 for i, token in enumerate(chosen))
-
-
 @pytest.mark.parametrize("needs", [STATES, BEST])
-def test_samples_of_one_prompt_all_receive_it(needs: Needs) -> None:
+def test_all_samples_of_a_prompt_receive_its_states(needs: Needs) -> None:
     watcher = Watcher(needs)
     engine = Engine(model(), drafter=watcher, budget=3)
     engine.generate(PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=1), max_new_tokens=3)
-    heard = [session.prompts[0] for session in watcher.sessions]
-    assert [tokens.tolist() for tokens, _ in heard] == [p for p in PROMPTS[:2] for _ in range(2)]
-    assert (heard[0][1] == heard[1][1]).all()
+    received = [session.prompts[0] for session in watcher.sessions]
+    assert [tokens.tolist() for tokens, _ in received] == [p for p in PROMPTS[:2] for _ in range(2)]
+    assert (received[0][1] == received[1][1]).all()
 
 
-def test_processors_with_a_memory_are_not_requested_out_of_turn() -> None:
+def test_custom_processors_run_once_per_token() -> None:
     watcher, calls = Watcher(), list[int]()
     remember = noted(lambda ids, scores: scores, calls, lambda ids, scores: ids.shape[1])
     result = watch(watcher, logits_processor=[remember])[0]
@@ -165,8 +159,8 @@ def test_processors_with_a_memory_are_not_requested_out_of_turn() -> None:
     assert len(calls) == len(result.tokens)
 
 
-def test_nothing_is_preserved_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse = Mock(side_effect=AssertionError("nobody asked"))
+def test_states_are_kept_only_for_drafters_that_need_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = Mock(side_effect=AssertionError("no drafter needs this"))
     monkeypatch.setattr("ragspec.verification.tree_session.TreeSession.keep_hidden", refuse)
     monkeypatch.setattr("ragspec.verification.tree_session.TreeSession.read_prompts", refuse)
     monkeypatch.setattr("ragspec.sampling.top_tokens.best_tokens", refuse)
@@ -175,7 +169,7 @@ def test_nothing_is_preserved_where_nobody_asks(monkeypatch: pytest.MonkeyPatch)
     assert engine.needs == Needs(texts=True)
 
 
-def test_a_model_is_left_as_it_was_detected() -> None:
+def test_taps_leave_no_hooks_behind() -> None:
     instance, watcher = model(), Watcher()
     head = instance.get_output_embeddings()
     engine = Engine(instance, drafter=watcher, budget=3)
@@ -217,13 +211,13 @@ def test_inputs_of_layers_are_those_of_transformers(
         session.commit([()])
         prefill(session, prompt[9:])
         session.verify([[9, 3]], [tree])
-        found = session.hidden[0]
+        result = session.hidden[0]
     texts = [[*prompt, 9, 3, *path] for path in ([], [5], [5, 6], [7])]
     for place, text in enumerate(texts):
         ids = torch.tensor([text])
         out = instance(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
         expected = torch.cat([out[tap][0, -1] for tap in taps])
-        torch.testing.assert_close(found.of(taps)[0, place], expected, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(result.of(taps)[0, place], expected, atol=1e-4, rtol=1e-3)
     assert not instance.model.layers[2]._forward_pre_hooks
 
 
@@ -263,7 +257,7 @@ def test_models_that_give_all_logits_report_of_the_right_places() -> None:
             torch.testing.assert_close(hidden, expected)
 
 
-def test_a_target_makes_the_same_logits_of_preserved_states() -> None:
+def test_the_head_computes_the_same_logits_from_kept_states() -> None:
     target = CausalTarget(model())
     with target.open(1, 64) as session:
         session.keep_hidden()

@@ -62,7 +62,7 @@ def test_plain_key_value_layers_are_cropped_instead() -> None:
     close(build(SLOTTED), logits, [[1, 2, 3, 4, 5, 8]], [EMPTY])
 
 
-def test_a_long_replay_is_settled() -> None:
+def test_a_long_replay_gets_a_separate_forward() -> None:
     model = copy.deepcopy(build(RECURRENT))
     text, known = [1, 2, 3], shapes_fed(model)
     with PathTarget(model).open(1, 0) as session:
@@ -107,7 +107,7 @@ def test_a_snapshot_is_not_touched_by_later_forwards(name: str) -> None:
     assert snapshot(None) is None
 
 
-def test_positions_are_those_that_generate_gives() -> None:
+def test_positions_equal_those_of_generate() -> None:
     model = sweep.build("roberta")  # by itself it counts from the number of its padding token
     text, tree = list(range(20, 31)), DraftTree.chain([6, 7], "test")
     ids = torch.tensor([[*text, 1, 6, 7]])
@@ -127,7 +127,7 @@ def test_hidden_states_are_refused_by_name() -> None:
         read_states(PathTarget(build(RECURRENT)), [[1, 2, 3]])
 
 
-def test_only_the_likeliest_path_is_admitted() -> None:
+def test_drafts_are_trimmed_to_the_likeliest_path() -> None:
     parents = [-1, -1, 1, -1, 3, *[-1] * 10]
     accept_prob = [0.5, 0.4, 0.3, 0.9, 0.1, *[0.01] * 10]
     tree = DraftTree.build(range(15), parents, "test", accept_prob=accept_prob)

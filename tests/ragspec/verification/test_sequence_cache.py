@@ -1,17 +1,12 @@
-"""The caches of sequences against lists of tokens, and against computing everything anew."""
+"""The caches of sequences against lists of tokens."""
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.batch import Batch, TreeView
-from ragspec.verification.causal import CausalTarget
 from ragspec.verification.model_cache import ModelCache
 from ragspec.verification.sequence_cache import SequenceCache
-from tests.ragspec.verification.test_causal import path_to
-from tests.support.architectures import VOCAB, build
-from tests.support.sessions import prefill
 
 HEADS, WIDTH, LAYERS = 2, 3, 2
 
@@ -119,32 +114,3 @@ def test_sizes_for_the_mask_count_speculative_slots() -> None:
     sizes = ModelCache(of([cache], [4]))
     assert sizes.get_seq_length() == 4
     assert sizes.get_mask_sizes(4, 0) == (8, 0)
-
-
-@given(st.data())
-@settings(max_examples=15)
-def test_keeping_slots_equals_recomputing_them(data: st.DataObject) -> None:
-    """Slots kept of drafts are, to rounding, those computed for the same text at once."""
-    random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    text = torch.randint(VOCAB - 1, (8,), generator=random).tolist()
-    target = CausalTarget(build(data.draw(st.sampled_from(["llama", "gemma3_text"]))))
-    with target.open(1, 16) as selected, target.open(1, 64) as again:
-        pending = text
-        for _ in range(3):
-            n = data.draw(st.integers(1, 5))
-            parents = [data.draw(st.integers(-1, i - 1)) for i in range(n)]
-            tokens = torch.randperm(VOCAB - 1, generator=random)[:n].tolist()
-            tree = DraftTree.build(tokens, parents, "test")
-            selected.verify([pending], [tree])
-            path = path_to(tree, data.draw(st.integers(-1, n - 1)))
-            selected.commit([path])
-            text = [*text, *(tokens[i] for i in path)]
-            pending = torch.randint(VOCAB - 1, (1,), generator=random).tolist()
-            text = [*text, *pending]
-        prefill(again, text[:-1])
-        one, other = (session.active_rows[0].cache for session in (selected, again))
-        assert one.length == other.length == len(text) - 1
-        layers = other.layers(other.length)
-        for layer, (keys, values) in one.layers(one.length).items():
-            assert torch.allclose(keys, layers[layer][0], atol=1e-10)
-            assert torch.allclose(values, layers[layer][1], atol=1e-10)

@@ -1,4 +1,4 @@
-"""The registered attention and mask pair, and that a model is left as it was found."""
+"""The registered attention and mask pair, and leases that leave a model unchanged."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +74,7 @@ def allowed_by_hand(length: int, window: int | None) -> torch.Tensor:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("length", [0, 2, 3, 5, 7, 9])
-def test_the_mask_is_that_created_by_hand(rule: str, length: int, rows: int) -> None:
+def test_the_mask_equals_one_computed_by_hand(rule: str, length: int, rows: int) -> None:
     function, local = RULES[rule]
     slots = length + 6
     with attending(view(length, rows)):
@@ -85,7 +85,7 @@ def test_the_mask_is_that_created_by_hand(rule: str, length: int, rows: int) -> 
     assert torch.isneginf(mask[mask != 0]).all()
 
 
-def test_chunks_are_requested_about_logical_positions() -> None:
+def test_chunks_use_logical_positions() -> None:
     rule = masking_utils.chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
     with attending(view(6)):
         mask = tree_mask(1, 6, 12, mask_function=rule, local_size=8)
@@ -99,7 +99,7 @@ def test_chunks_are_requested_about_logical_positions() -> None:
 def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None:
     positions = torch.arange(5)[None]
     plain = TreeView(0, positions, positions, None)
-    model = build("gptj")  # adds whatever mask it is given in code of its own
+    model = build("gptj")  # its attention code adds any mask
     with attending(plain):
         assert tree_mask(1, 5, 5, config=build("llama").config) is None
         with lease(model):
@@ -111,7 +111,7 @@ def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None
         assert torch.equal(each[0, 0] == 0, torch.ones(5, 5).tril().bool())
 
 
-def test_a_mask_over_something_else_than_the_cache_is_none_of_ours() -> None:
+def test_masks_over_other_keys_than_the_cache_are_plain() -> None:
     skips: dict[str, Any] = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     with attending(view(7)):
         mask = tree_mask(1, 6, 4, mask_function=masking_utils.bidirectional_mask_function, **skips)
@@ -293,7 +293,7 @@ def test_trees_are_right_under_large_masks(name: str, monkeypatch: pytest.Monkey
     torch.testing.assert_close(*results, atol=1e-4 if name == "gpt_oss" else 1e-9, rtol=0)
 
 
-# --- the model is left as it was found ------------------------------------------------------------
+# --- leases leave the model unchanged -------------------------------------------------------------
 
 
 def local(model: Any, seed: int = 0) -> list[int]:
@@ -303,22 +303,15 @@ def local(model: Any, seed: int = 0) -> list[int]:
 
 def test_a_lease_nests_and_ends_even_in_an_error() -> None:
     model = build("llama")
+    configs = model_configs(model)
+    assert [config for config, _ in configs] == [model.config]
     assert model.config._attn_implementation == "sdpa"
     with pytest.raises(KeyError), lease(model):
-        with lease(model):
+        with lease(model, configs):
             assert model.config._attn_implementation == NAME
         assert model.config._attn_implementation == NAME
         raise KeyError
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_a_lease_by_configurations_is_that_of_the_model() -> None:
-    model = build("llama")
-    before, configs = model.config._attn_implementation, model_configs(model)
-    with lease(model, configs), lease(model):
-        assert model.config._attn_implementation == NAME
-    assert model.config._attn_implementation == before
-    assert [config for config, _ in configs] == [model.config]
 
 
 def test_models_may_share_a_configuration() -> None:
@@ -331,13 +324,13 @@ def test_models_may_share_a_configuration() -> None:
         assert one.config._attn_implementation == NAME
         still = lease(other)
         still.__enter__()
-    assert other.config._attn_implementation == NAME, "put back while the other needs it"
+    assert other.config._attn_implementation == NAME, "restored while the other lease lasts"
     still.__exit__(None, None, None)
     assert one.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom"])
-def test_the_model_is_left_as_it_was_detected(name: str) -> None:
+def test_generating_leaves_the_model_unchanged(name: str) -> None:
     model = copy.deepcopy(build(name))
     before = local(model)
     configuration, names = model.config.to_dict(), set(vars(model))
@@ -352,7 +345,7 @@ def test_the_model_is_left_as_it_was_detected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "gptj"])
-def test_generate_is_right_while_the_model_is_on_loan(name: str) -> None:
+def test_generate_is_right_during_a_lease(name: str) -> None:
     model = copy.deepcopy(build(name))
     before = local(model)
     with lease(model), CausalTarget(model).open(1, 32) as session:

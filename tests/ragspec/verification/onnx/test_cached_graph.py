@@ -1,4 +1,4 @@
-"""Kept graphs: the same texts without the modules, damage, changes, and removal."""
+"""Cached graphs: the same texts without the modules, damage, changes, and removal."""
 
 import copy
 import os
@@ -139,7 +139,7 @@ def test_a_model_in_8_bits_drafts_without_its_modules(folder: Path, drafter: Any
 
 
 @pytest.mark.parametrize("runtime", ["onnx", "torch"])
-def test_draft_models_by_name_run_as_targets_do(folder: Path, runtime: str) -> None:
+def test_draft_models_by_name_use_the_requested_runtime(folder: Path, runtime: str) -> None:
     options = {"device": "cpu", "dtype": "float32", "runtime": runtime}
     engine = Engine.from_pretrained(folder, None, folder, 6, **options)
     (drafter,) = engine.drafter.drafters  # type: ignore[union-attr]
@@ -151,7 +151,7 @@ def test_draft_models_by_name_run_as_targets_do(folder: Path, runtime: str) -> N
 
 @pytest.mark.parametrize("name", [RECORD, GRAPH, STEP, WEIGHTS, TENSORS])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
-def test_a_damaged_graph_is_made_anew(folder: Path, cache: Path, name: str, damage: str) -> None:
+def test_a_damaged_graph_is_rebuilt(folder: Path, cache: Path, name: str, damage: str) -> None:
     expected = write(opened(folder)).tokens
     (path,) = cache.glob(f"*/{name}")
     whole = path.read_bytes()
@@ -168,7 +168,7 @@ def test_a_damaged_graph_is_made_anew(folder: Path, cache: Path, name: str, dama
         assert isinstance(opened(folder).target, CachedTarget)
 
 
-def test_a_graph_that_is_deleted_while_in_use_writes_the_same(folder: Path, cache: Path) -> None:
+def test_a_graph_deleted_while_in_use_gives_the_same_text(folder: Path, cache: Path) -> None:
     prompts = [tiny.prompt(30), tiny.prompt(9)]
     expected = opened(folder).generate(prompts, max_new_tokens=40, ignore_eos=True)
     engine = opened(folder)
@@ -180,7 +180,7 @@ def test_a_graph_that_is_deleted_while_in_use_writes_the_same(folder: Path, cach
     assert isinstance(engine.target.loaded, cached_graph.StandIn)
 
 
-def test_changed_models_and_settings_have_graphs_of_their_own(folder: Path, cache: Path) -> None:
+def test_changed_models_and_settings_get_separate_graphs(folder: Path, cache: Path) -> None:
     engine, weights = opened(folder), folder / "model.safetensors"
     before, whole, stat = write(engine).tokens, weights.read_bytes(), weights.stat()
     weights.write_bytes(whole[: len(whole) // 2].ljust(len(whole), b"\0"))
@@ -223,7 +223,7 @@ def test_graphs_are_listed_and_removed(folder: Path, cache: Path, capsys: Captur
     assert not path.exists()
 
 
-def test_of_more_graphs_than_four_the_longest_unused_goes(
+def test_beyond_four_graphs_the_least_recently_used_is_deleted(
     folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def graph_of(version: int, folder: Path = tmp_path / "m[1]") -> set[str]:

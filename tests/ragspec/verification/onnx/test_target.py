@@ -97,10 +97,15 @@ def write(engine: Engine, prompts: Any, sampling: Sampling | None = None) -> Any
     return engine.generate(prompts, sampling, max_new_tokens=NEW, ignore_eos=True)
 
 
-def test_texts_are_those_of_the_modules_with_drafts_and_without(model: Any) -> None:
+def through_modules(model: Any) -> Engine:
+    """Return an engine without drafts whose forwards run in torch."""
+    return Engine(open_target(model, runtime="torch"), None, None)
+
+
+def test_texts_equal_those_of_the_modules_with_and_without_drafts(model: Any) -> None:
     target = open_target(model)
     assert target.runtime == "onnx" and probe(target).mode == "tree"
-    own = Engine(open_target(model, runtime="torch"), None, None)
+    own = through_modules(model)
     prompt = tiny.prompt(30)
     for sampling in SAMPLINGS:
         expected = write(own, prompt, sampling)
@@ -112,8 +117,8 @@ def test_texts_are_those_of_the_modules_with_drafts_and_without(model: Any) -> N
             assert result.report.accepted > NEW / 4 or engine.drafter is None
 
 
-def test_texts_of_a_batch_and_over_shared_beginnings_are_those_alone(model: Any) -> None:
-    own = Engine(open_target(model, runtime="torch"), None, None)
+def test_batched_texts_and_cached_prefixes_give_the_texts_of_each_alone(model: Any) -> None:
+    own = through_modules(model)
     beginning = tiny.prompt(300)
     prompts = [[*beginning, *tiny.prompt(9 + n, seed=n + 1)] for n in range(4)]
     expected = [write(own, prompt).tokens for prompt in prompts]
@@ -137,7 +142,7 @@ def test_hidden_states_and_scores_are_those_of_the_modules(model: Any) -> None:
 def test_positions_past_a_table_are_right(monkeypatch: pytest.MonkeyPatch, positions: int) -> None:
     monkeypatch.setattr(module, "POSITIONS", positions)
     model, prompt = llama_3(), tiny.prompt(20)
-    expected = write(Engine(open_target(model, runtime="torch"), None, None), prompt).tokens
+    expected = write(through_modules(model), prompt).tokens
     for drafter in (None, "recycling"):
         engine = Engine(open_target(model, runtime="onnx"), None, drafter)
         assert write(engine, prompt).tokens == expected
@@ -162,11 +167,10 @@ def test_changed_weights_and_hooks_run_through_the_modules() -> None:
             weight.mul_(factor)
         after = write(engine, prompt)
         assert after.report.runtime == "torch" and after.tokens != before.tokens
-        own = Engine(open_target(copy.deepcopy(each), runtime="torch"), None, None)
-        assert after.tokens == write(own, prompt).tokens
+        assert after.tokens == write(through_modules(copy.deepcopy(each)), prompt).tokens
 
 
-def test_a_step_gives_torch_one_thread_and_models_theirs() -> None:
+def test_host_code_of_a_step_has_one_thread_and_models_have_all() -> None:
     counts, others = list[int](), list[int]()
 
     def process(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -215,7 +219,7 @@ def test_models_without_a_graph_say_why(family: str, settings: dict[str, Any], r
         open_target(model, runtime="onnx")
 
 
-def test_reasons_against_onnx_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_against_onnx_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(tiny.model())
     hook = model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
     assert "its model.layers.1.mlp was changed" in hindrance(CausalTarget(model))
@@ -248,7 +252,7 @@ def test_quantized_texts_are_those_of_plain_decoding_bit_for_bit(model: Any) -> 
         assert "rounding" not in result.label and result.report.accepted > NEW / 4
 
 
-def test_other_bits_of_wide_forwards_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwards_whose_bits_depend_on_width_are_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
     run = module.GraphRunner.run
 
     def other(self: Any, rows: Any, views: Any, *rest: Any) -> list[torch.Tensor]:
@@ -261,7 +265,7 @@ def test_other_bits_of_wide_forwards_are_noticed(monkeypatch: pytest.MonkeyPatch
         assert ("rounding" in write(engine, tiny.prompt(30)).label) == rounding
 
 
-def test_a_position_of_a_quantized_model_has_its_bits_however_it_is_read(model: Any) -> None:
+def test_quantized_positions_have_equal_bits_in_every_forward(model: Any) -> None:
     """In forwards of 1 to 40 tokens, beside other texts, after a cached beginning or a long one."""
     target, generator = open_target(small(model)), torch.Generator().manual_seed(1)
     text = [*tiny.prompt(260), *tiny.prompt(60, seed=2)]
@@ -287,12 +291,11 @@ def test_a_position_of_a_quantized_model_has_its_bits_however_it_is_read(model: 
     assert scored[1:] == expected.tolist()
     engine = Engine(target, None, None)
     alone = [write(engine, text[:n]).tokens for n in (100, 270, 300)]
-    assert [each.tokens for each in write(engine, [text[:n] for n in (300, 100, 270)])] == [
-        alone[n] for n in (2, 0, 1)
-    ]
+    together = write(engine, [text[:n] for n in (300, 100, 270)])
+    assert [each.tokens for each in together] == [alone[n] for n in (2, 0, 1)]
 
 
-def test_sequences_of_one_forward_have_the_bits_that_they_have_alone(model: Any) -> None:
+def test_batched_sequences_have_the_bits_of_each_alone(model: Any) -> None:
     """Eleven, in two groups; some end, widths differ, and hidden states come with the logits."""
     target, text = open_target(small(model)), tiny.prompt(90)
     rows, generator = 11, torch.Generator().manual_seed(2)
@@ -340,7 +343,7 @@ def test_the_default_dtype_of_torch_changes_nothing(default: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("stored", [copy.deepcopy, small], ids=["float32", "int8"])
-def test_copies_open_sessions_of_their_own(stored: Callable[[Any], Any]) -> None:
+def test_copies_open_separate_sessions(stored: Callable[[Any], Any]) -> None:
     engine, prompt = Engine(stored(tiny.model("qwen2", seed=5)), None, "lookup"), tiny.prompt()
     expected = write(engine, prompt)
     for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):

@@ -1,4 +1,4 @@
-"""What a step of fixed shape asks of an accelerator: one wait, one copy in, few launches."""
+"""The costs of a step of fixed shape on an accelerator: one wait, one copy in, few launches."""
 
 import math
 from dataclasses import replace
@@ -49,7 +49,7 @@ def prompts(rows: int) -> list[list[int]]:
 
 @cache
 def of_the_forward(rows: int, n: int) -> int:
-    """Return the kernels of the model's forward alone, as transformers makes it."""
+    """Return the kernels of a forward of transformers alone."""
     with Pretend() as device, torch.no_grad():
         alone = pretend(model())
         ids = torch.zeros(rows, n, dtype=torch.int64).to(NAME)
@@ -67,8 +67,8 @@ def counted(nodes: int, rows: int, sampling: Any) -> Steps:
         return count_steps(device, engine, prompts(rows), sampling)
 
 
-class ProgressCallback(Bushes):
-    """Drafts the true next tokens last, behind wrong siblings: to keep them, slots must move."""
+class LateSiblings(Bushes):
+    """Drafts the true next tokens behind wrong siblings, so that accepted slots must move."""
 
     def __init__(self, texts: list[list[int]]) -> None:
         super().__init__(15, VOCAB)
@@ -83,8 +83,8 @@ class ProgressCallback(Bushes):
         return DraftTree.build([*wrong, *right], parents[: 12 + len(right)], "test")
 
 
-def hold(steps: Steps, rows: int, nodes: int, looks: int = 1) -> None:
-    """Assert the bars, for each time that tokens are looked for."""
+def check_limits(steps: Steps, rows: int, nodes: int, looks: int = 1) -> None:
+    """Check the costs of steps that choose tokens `looks` times."""
     kernels, waits = steps.most(lambda step: step.kernels), steps.most(lambda step: step.waits)
     copies = steps.most(lambda step: step.asynchronous)
     crossed = steps.most(lambda step: step.bytes_in + step.bytes_out)
@@ -98,18 +98,18 @@ def hold(steps: Steps, rows: int, nodes: int, looks: int = 1) -> None:
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("nodes", [0, 15])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_step_waits_once_and_launches_little(name: str, nodes: int, rows: int) -> None:
-    hold(counted(nodes, rows, SETTINGS[name]), rows, nodes)
+def test_a_step_waits_once_and_launches_few_kernels(name: str, nodes: int, rows: int) -> None:
+    check_limits(counted(nodes, rows, SETTINGS[name]), rows, nodes)
 
 
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("nodes", [0, 15])
-def test_survivors_beyond_the_candidates_take_a_second_look(nodes: int, rows: int) -> None:
+def test_survivors_beyond_the_candidates_cost_a_second_choice(nodes: int, rows: int) -> None:
     """Of all rows together, where the logits are."""
-    hold(counted(nodes, rows, FLAT), rows, nodes, looks=2)
+    check_limits(counted(nodes, rows, FLAT), rows, nodes, looks=2)
 
 
-def test_a_second_look_extends_a_path_that_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_choice_extends_a_moved_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first token of a path is certain, the one after it is not; slots move twice."""
     choose, looks = BatchDistribution.choose, list[bool]()
 
@@ -125,7 +125,7 @@ def test_a_second_look_extends_a_path_that_was_moved(monkeypatch: pytest.MonkeyP
     plain = Engine(model(), drafter=None).generate(prompts(2), **call)
     texts = [[*one, *two.tokens] for one, two in zip(prompts(2), plain, strict=True)]
     monkeypatch.setattr(BatchDistribution, "choose", partly)
-    engine = Engine(open_target(model(), "eager"), drafter=ProgressCallback(texts), budget=15)
+    engine = Engine(open_target(model(), "eager"), drafter=LateSiblings(texts), budget=15)
     results = engine.generate(prompts(2), **call)
     assert [text.tokens for text in results] == [text.tokens for text in plain] and any(looks)
 
@@ -139,7 +139,7 @@ def test_a_second_look_extends_a_path_that_was_moved(monkeypatch: pytest.MonkeyP
         (torch.float16, ..., -math.inf),
     ],
 )
-def test_logits_that_are_no_numbers_end_their_row_alone(
+def test_non_finite_logits_fail_their_row_alone(
     dtype: torch.dtype, sampling: Sampling, place: Any, value: float
 ) -> None:
     with Pretend():
@@ -165,8 +165,8 @@ def test_logits_that_are_no_numbers_end_their_row_alone(
             assert handles[row].result().tokens == expected[row].tokens
 
 
-def test_a_second_look_leaves_the_others_their_tokens() -> None:
-    """Rows without a filter, or whose survivors were found, beside one that is looked at again."""
+def test_a_second_choice_leaves_other_rows_unchanged() -> None:
+    """Rows whose tokens are certain beside one whose tokens are chosen again."""
     samplings = [FLAT, Sampling(temperature=2.0), SETTINGS["greedy"], SETTINGS["all"]]
     distributions = [
         TokenDistribution(each, NoiseStream(row), 9) for row, each in enumerate(samplings)
@@ -185,7 +185,7 @@ def test_a_second_look_leaves_the_others_their_tokens() -> None:
 
 
 @pytest.mark.parametrize(("name", "rows"), [("greedy", 1), ("all", 16), ("flat", 3)])
-def test_what_is_preserved_moves_without_the_host(name: str, rows: int) -> None:
+def test_accepted_slots_move_without_the_host(name: str, rows: int) -> None:
     new, sampling = 16, {**SETTINGS, "flat": FLAT}[name]
     plain = Engine(model(), drafter=None)
     results = plain.generate(prompts(rows), sampling, max_new_tokens=new, ignore_eos=True)
@@ -194,10 +194,10 @@ def test_what_is_preserved_moves_without_the_host(name: str, rows: int) -> None:
     ]
     with Pretend() as device:
         target = open_target(pretend(model()), "eager")
-        engine = Engine(target, drafter=ProgressCallback(texts), budget=15)
+        engine = Engine(target, drafter=LateSiblings(texts), budget=15)
         steps = count_steps(device, engine, prompts(rows), sampling, new)
-    assert len(steps.records) < new // 2, "too little was kept"
-    hold(steps, rows, 15, looks=1 + (name == "flat"))
+    assert len(steps.records) < new // 2, "too few tokens were accepted"
+    check_limits(steps, rows, 15, looks=1 + (name == "flat"))
 
 
 def test_rows_of_all_distributions_at_once() -> None:
@@ -216,11 +216,11 @@ def test_rows_of_all_distributions_at_once() -> None:
                     session.commit([()] * rows)
                 result.records.append(record)
     result.records = result.records[1:]
-    hold(result, rows, len(tree))
+    check_limits(result, rows, len(tree))
 
 
 def test_the_widest_step() -> None:
-    hold(counted(MOST_QUERIES - 1, 1, SETTINGS["all"]), 1, MOST_QUERIES - 1)
+    check_limits(counted(MOST_QUERIES - 1, 1, SETTINGS["all"]), 1, MOST_QUERIES - 1)
     distribution = DistributionShape(penalties=PenaltyShape(repetition=True))
     widest = StepShape(16, MOST_QUERIES, 128, distribution)
     assert 8 * widest.rows * (widest.width + 2 * MOST_QUERIES) <= BYTES

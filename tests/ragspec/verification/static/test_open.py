@@ -1,4 +1,4 @@
-"""Who takes steps of fixed shape, who does not, and what the texts of both are."""
+"""Which models run steps of fixed shape, and that all give the same texts."""
 
 import copy
 import functools
@@ -19,7 +19,7 @@ from tests.support.model_state import state_of
 from tests.support.noisy import NoisyTrees
 
 
-def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
+def test_texts_of_a_pool_equal_those_of_each_alone(model: Any) -> None:
     alone = Engine(model, drafter=None)
     engine = Engine(open_target(model, "eager"), budget=8)
     settings = [Sampling(temperature=0.9, top_p=0.8, seed=seed) for seed in range(6)]
@@ -35,7 +35,7 @@ def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
         assert results[i].tokens == expected.tokens
 
 
-def test_threads_over_one_engine_get_their_its_texts(model: Any) -> None:
+def test_threads_that_share_an_engine_get_correct_texts(model: Any) -> None:
     engine = Engine(open_target(model, "eager"), budget=3)
     expected = _tokens(Engine(model, drafter=None).generate(PROMPTS, max_new_tokens=12))
     with ThreadPoolExecutor(4) as threads:
@@ -44,8 +44,8 @@ def test_threads_over_one_engine_get_their_its_texts(model: Any) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 2, 5])
-def test_a_callback_that_raises_leaves_the_engine_fit(at: int, model: Any) -> None:
-    """Also in the midst of a text, where the next step is under way already."""
+def test_a_callback_that_raises_leaves_the_engine_usable(at: int, model: Any) -> None:
+    """Also in the middle of a text, while the next step runs."""
     engine = Engine(open_target(model, "eager"), budget=3)
     sampling = SETTINGS["penalties"]
     expected = _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12))
@@ -63,7 +63,7 @@ def test_a_callback_that_raises_leaves_the_engine_fit(at: int, model: Any) -> No
 
 
 @pytest.mark.parametrize("how", ["cancel", "close", "drop"])
-def test_a_text_that_is_left_leaves_the_engine_fit(how: str, model: Any) -> None:
+def test_an_abandoned_stream_leaves_the_engine_usable(how: str, model: Any) -> None:
     engine = Engine(open_target(model, "eager"), tiny.tokenizer(), budget=3)
     expected = engine.generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens
     stream = engine.stream(PROMPTS[0], max_new_tokens=12, ignore_eos=True)
@@ -83,8 +83,8 @@ def test_a_text_that_is_left_leaves_the_engine_fit(how: str, model: Any) -> None
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) -> None:
-    """The padded rows of a step, and its padded queries, stand at places that the model has."""
+def test_texts_fill_the_context_and_no_more(architecture: str) -> None:
+    """Padded rows and queries of a step have positions within the model's context."""
     limit = 64
     model = tiny.model(architecture, dtype=torch.float64, max_position_embeddings=limit)
     prompts = [tiny.prompt(limit - 8, seed=1), tiny.prompt(limit - 20, seed=2), [5] * 30]
@@ -106,14 +106,14 @@ def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) ->
             other.generate(prompts[0], max_new_tokens=9, ignore_eos=True)
 
 
-def test_auto_is_off_on_a_cpu_and_a_target_that_is_ready_is_used_as_it_is(model: Any) -> None:
+def test_auto_is_off_on_a_cpu(model: Any) -> None:
     assert Engine(CausalTarget(model), budget=3).target.runner is None
     engine = Engine(model, budget=3)
     assert engine.target.runner is None
     assert engine.generate(PROMPTS[0], max_new_tokens=3).report.static == "off"
 
 
-def test_unknown_words_and_graphs_without_cuda_are_refused(model: Any) -> None:
+def test_unknown_modes_and_graphs_without_cuda_are_refused(model: Any) -> None:
     with pytest.raises(InputError, match=r"got static='fast'; expected one of 'auto', 'off'"):
         open_target(model, "fast")
     with pytest.raises(InputError, match="static='graph' for a model on cpu; expected one on"):
@@ -129,7 +129,7 @@ def test_unknown_words_and_graphs_without_cuda_are_refused(model: Any) -> None:
         ("dynamic", "depend on the length"),
     ],
 )
-def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: str) -> None:
+def test_models_without_fixed_steps_report_the_reason(architecture: str, why: str) -> None:
     rotary = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     dynamic = architectures.make("llama", rope_parameters=rotary)
     model = dynamic if architecture == "dynamic" else tiny.model(architecture)
@@ -138,11 +138,11 @@ def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: s
     assert text.report.static.startswith("off: " if why else "eager") and why in text.report.static
 
 
-def test_models_that_read_masks_otherwise_fail_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_ignore_masks_fail_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(architectures.build("llama"))
     current = model.forward
 
-    @functools.wraps(current)  # what it takes is asked for
+    @functools.wraps(current)  # its signature is inspected
     def forgetful(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         if torch.is_tensor(attention_mask):
             attention_mask = torch.zeros_like(attention_mask)

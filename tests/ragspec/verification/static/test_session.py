@@ -1,4 +1,4 @@
-"""A step of fixed shape against the session that it stands for: same logits, slots and lengths."""
+"""A step of fixed shape against a plain session: same logits, slots and lengths."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -190,7 +190,7 @@ def with_local(rng: np.random.Generator, current: list[int]) -> DraftTree:
     return DraftTree.build(tokens, parents, "test")
 
 
-def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> None:
+def test_rows_move_only_when_the_step_halves() -> None:
     _, static = targets()
     rng = np.random.default_rng(0)
     places = []
@@ -210,7 +210,7 @@ def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> No
         assert session._rows[3].cache.length == 8
 
 
-def test_a_tree_wider_than_any_step_is_verified_as_before() -> None:
+def test_a_tree_wider_than_any_step_gets_a_plain_forward() -> None:
     plain, static = targets()
     rng = np.random.default_rng(3)
     chain = DraftTree.chain(rng.integers(0, 90, 80).tolist(), "long")
@@ -239,8 +239,8 @@ def test_hidden_states_are_those_of_the_plain_session() -> None:
             assert float((mine - theirs).abs().max()) < CLOSE
 
 
-def test_the_model_is_left_as_it_was_detected() -> None:
-    """Between steps, too, and whoever left the session in whatever way."""
+def test_sessions_leave_the_model_unchanged() -> None:
+    """Also between steps, and after an error."""
     result = architectures.build("llama")
     before = state_of(result)
     _, static = targets()
@@ -259,10 +259,10 @@ def test_the_model_is_left_as_it_was_detected() -> None:
 
 @pytest.mark.parametrize("again", [0, 2, 3, 8])
 @pytest.mark.parametrize("known", [0, 1, 2, 3, 6])
-def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
+def test_uncertain_tokens_are_chosen_again_and_then_by_the_host(
     known: int, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device keeps what it knows of a path, by a second look, too; the host moves the rest."""
+    """The device accepts what it can choose, also at the second try; the host moves the rest."""
     plain, static = targets()
     tree = DraftTree.build([5, 6, 7, 8, 9, 4], [-1, 0, 1, 0, -1, 3], "test")
     selection = torch.zeros(1, 8, dtype=torch.int64)
@@ -288,8 +288,8 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
             check_slots(one, other)
 
 
-def test_what_fills_a_step_up_is_never_preserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the target's own token is the one that stands in it."""
+def test_padding_queries_are_never_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the target chooses the token of the padding."""
     _, static = targets()
 
     def nought(distributions: Any, logits: torch.Tensor, *rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Steps under `torch.compile(fullgraph=True)`: one graph a shape, never a break, same addresses."""
+"""Steps under `torch.compile(fullgraph=True)`: one graph a shape, no breaks, same addresses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,6 @@ from torch._dynamo.utils import counters
 from ragspec.models.supported import AttentionWindow
 from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static
@@ -27,7 +25,7 @@ from ragspec.verification.static.layout import (
     walk,
     windowed,
 )
-from tests.ragspec.verification.static.test_session import check_logits
+from tests.ragspec.verification.static.test_session import check_logits, distribution
 from tests.support import architectures
 from tests.support.calls import noted
 from tests.support.model_state import state_of
@@ -52,8 +50,7 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
     torch._dynamo.reset()
     counters.clear()
     rng = np.random.default_rng(0)
-    sampling = Sampling(**DISTRIBUTIONS[settings])
-    distributions = [TokenDistribution(sampling, NoiseStream(row), 2) for row in range(2)]
+    distributions = [distribution(row, **DISTRIBUTIONS[settings]) for row in range(2)]
     texts, accepted = [[1, 2, 3, 4], [5, 6]], 0
     with plain.open(2, 400) as one, static_session(static, 2, 400) as other:
         for session in (one, other):
@@ -111,12 +108,8 @@ VOCAB, ROWS = 50, 3
 PENALISED = {"repetition_penalty": 1.5, "presence_penalty": 0.4, "frequency_penalty": 0.2}
 
 
-def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
-    return TokenDistribution(Sampling(**settings), NoiseStream(seed), 2)
-
-
 def text_distributions() -> tuple[BatchDistribution, list[tuple[int, TokenDistribution | None]]]:
-    """Return laws, and a note of every row that is set."""
+    """Return distributions, and a list of every row that is set."""
     distributions, calls = BatchDistribution(ROWS, VOCAB, "cpu", 100), list[Any]()
     noting = noted(distributions.set, calls, lambda row, distribution, *_: (row, distribution))
     distributions.set = noting  # type: ignore[method-assign]
@@ -126,7 +119,7 @@ def text_distributions() -> tuple[BatchDistribution, list[tuple[int, TokenDistri
 def chosen(
     distributions: BatchDistribution, logits: torch.Tensor, texts: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Return the token that each row's law takes after its text."""
+    """Return the token that each row's distribution selects after its text."""
     roots = torch.tensor([[text[-1]] for text in texts])
     indices = torch.tensor([[len(text) - 2] for text in texts])
     see = torch.ones(len(texts), 1, 1, dtype=torch.bool)
@@ -134,7 +127,7 @@ def chosen(
     return [int(token) for token in tokens[:, 0]]
 
 
-def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
+def test_penalties_count_the_tokens_of_growing_texts() -> None:
     message, calls = text_distributions()
     distributions = [distribution(row, **PENALISED) for row in range(ROWS)]
     texts = [[1, 2, 3], [4, 4], [5, 6, 7, 8]]
@@ -214,7 +207,7 @@ def test_the_longest_chain_is_visible_whole() -> None:
 @pytest.mark.parametrize(
     "window", [AttentionWindow(), AttentionWindow(size=5), AttentionWindow(chunk=6)]
 )
-def test_queries_attend_to_the_text_and_their_its_path(window: AttentionWindow) -> None:
+def test_queries_attend_to_the_text_and_their_ancestors(window: AttentionWindow) -> None:
     parents, lengths, _, layout = laid(7)
     plain = plain_mask(layout, lengths - 1, layout_counters(N))
     mask = windowed(plain, layout, layout_counters(N), window)
@@ -246,7 +239,7 @@ def test_the_walk_accepts_what_the_host_does(seed: int) -> None:
     chosen = torch.from_numpy(rng.integers(0, 3, parents.shape))
     for row, count in enumerate(counts):
         taken: set[tuple[int, int]] = set()
-        for query in range(1, count):  # equal siblings get tokens that nobody chooses
+        for query in range(1, count):  # equal siblings get tokens that are never chosen
             key = int(parents[row, query]), int(tokens[row, query])
             if key in taken:
                 tokens[row, query] = 100 + query

@@ -1,4 +1,4 @@
-"""What outlives a session, and what happens where weights move, memory ends or a step breaks."""
+"""Buffers and steps between sessions: moved weights, memory errors and failed steps."""
 
 import copy
 import warnings
@@ -48,9 +48,16 @@ def runner(target: CausalTarget) -> StepRunner:
     return target.runner
 
 
+def drafting(target: Any) -> Engine:
+    return Engine(target, tiny.tokenizer(), drafter="context", budget=3)
+
+
+def write(engine: Engine, sampling: Sampling | None = None) -> Any:
+    return engine.generate(PROMPT, sampling, max_new_tokens=NEW, ignore_eos=True)
+
+
 def written(model: Any, sampling: Sampling | None = None) -> list[int]:
-    engine = Engine(model, drafter="context", budget=3)
-    return list(engine.generate(PROMPT, sampling, max_new_tokens=NEW, ignore_eos=True).tokens)
+    return list(write(drafting(model), sampling).tokens)
 
 
 def take_a_step(target: CausalTarget) -> Any:
@@ -75,7 +82,7 @@ def change_a_weight(model: Any) -> None:
     ("mode", "change"),
     [("eager", replace_a_weight), ("eager", change_a_weight), ("compile", replace_a_weight)],
 )
-def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> None:
+def test_texts_use_the_current_weights(mode: str, change: Any) -> None:
     model = local_model()
     target = opened(model, mode)
     assert written(target) == written(model)
@@ -88,8 +95,8 @@ def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> No
 @pytest.mark.parametrize(
     ("change", "selected"), [(replace_a_weight, False), (change_a_weight, True)]
 )
-def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, selected: bool) -> None:
-    """A captured step reads addresses: it sees what is written there, not what lies elsewhere."""
+def test_steps_are_created_again_after_weights_move(change: Any, selected: bool) -> None:
+    """A captured step reads fixed addresses, so it misses weights that have moved."""
     model = local_model()
     target = opened(model)
     arena = take_a_step(target)
@@ -100,7 +107,7 @@ def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, select
     assert list(again.steps.values()) == (steps if selected else [])
 
 
-def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
+def test_texts_that_join_a_session_use_the_current_weights() -> None:
     """A pool keeps one session for all its texts."""
     model = local_model()
     with static_session(opened(model), most=2) as session:
@@ -117,8 +124,8 @@ def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
         assert not steps
 
 
-def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
-    """A capture runs it several times, and so does a retry after memory has ended."""
+def test_a_repeated_step_counts_new_tokens_once() -> None:
+    """A capture runs it several times, and so does a retry after a memory error."""
     model = local_model()
     distribution = TokenDistribution(Sampling(frequency_penalty=0.5), NoiseStream(0), 2)
     with static_session(opened(model), 1, 40) as session:
@@ -138,7 +145,7 @@ def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
 
 
 def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
-    """The trial takes them one kernel at a time, whatever the mode."""
+    """The trial runs eager steps in every mode."""
     with static_session(opened(local_model(), "compile"), 2, 40) as session:
         prefill(session, PROMPT, PROMPT)
         session.verify([[1], [2]], [EMPTY] * 2)
@@ -172,7 +179,7 @@ def test_small_buffers_of_several_texts_are_lent_again_and_large_ones_are_not_ke
 
 
 @pytest.mark.parametrize("when", ["create", "taken", "ran"])
-def test_a_text_survives_the_end_of_memory(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_survives_running_out_of_memory(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = local_model()
     target = opened(model, "compile")
     where: Any = runner(target) if when == "create" else StaticStep
@@ -189,10 +196,9 @@ def test_a_text_survives_the_end_of_memory(when: str, monkeypatch: pytest.Monkey
         return current(*args, **options)
 
     monkeypatch.setattr(where, name, short_of_memory)
-    engine = Engine(target, drafter="context", budget=3)
-    with pytest.warns(RuntimeWarning, match="memory ended while a step was capt") as on_progress:
-        text = engine.generate(PROMPT, TURNS, max_new_tokens=NEW, ignore_eos=True)
-    assert len(on_progress) == 1
+    with pytest.warns(RuntimeWarning, match="memory ended while a step was capt") as warned:
+        text = write(drafting(target), TURNS)
+    assert len(warned) == 1
     assert text.tokens == written(model, TURNS)
     assert text.report.static == target.static == "eager"
     with warnings.catch_warnings():
@@ -206,33 +212,33 @@ def test_a_step_that_cannot_be_compiled_is_reported_and_the_text_goes_on() -> No
 
     def asks(*args: Any, **options: Any) -> Any:
         states = current(*args, **options)
-        return states if float(states.sum()) != 0.123 else states * 2  # what a graph cannot hold
+        return states if float(states.sum()) != 0.123 else states * 2  # graphs cannot branch so
 
     model.model.layers[0].forward = asks
-    engine = Engine(opened(model, "compile"), drafter="context", budget=3)
-    with pytest.warns(RuntimeWarning, match=r"a step could not be captured \(\w+: ") as on_progress:
-        text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
-    assert len(on_progress) == 1
+    engine = drafting(opened(model, "compile"))
+    with pytest.warns(RuntimeWarning, match=r"a step could not be captured \(\w+: ") as warned:
+        text = write(engine)
+    assert len(warned) == 1
     assert text.report.static == "eager"
     assert text.tokens == written(local_model())
 
 
-def test_an_error_of_the_model_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is as it was found, and the next text is right."""
+def test_errors_of_the_model_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is unchanged, and the next text is correct."""
     model = local_model()
     before = state_of(model)
     target = opened(model)
     expected = written(model)
-    engine = Engine(target, drafter="context", budget=3)
+    engine = drafting(target)
     layer = model.model.layers[1]
     breaks = failing(ZeroDivisionError("of the model"), range(4, 99), layer.forward)
     with monkeypatch.context() as patch:
         patch.setattr(layer, "forward", breaks)
         with pytest.raises(ZeroDivisionError, match="of the model"):
-            engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+            write(engine)
     vars(layer).pop("forward", None)  # the patch leaves the bound method behind
     assert state_of(model) == before
-    assert engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True).tokens == expected
+    assert write(engine).tokens == expected
     assert state_of(model) == before
 
 
@@ -283,19 +289,18 @@ def test_two_engines_over_one_model_write_at_once(modes: tuple[str, str]) -> Non
     before = state_of(model)
     expected = written(model)
     targets = [opened(model, m) if m != "off" else CausalTarget(model) for m in modes]
-    engines = [Engine(target, tiny.tokenizer(), drafter="context", budget=3) for target in targets]
+    engines = [drafting(target) for target in targets]
     streams = [engine.stream(PROMPT, max_new_tokens=NEW, ignore_eos=True) for engine in engines]
     for _ in range(NEW):  # in turns, forward by forward
         for stream in streams:
             next(stream, None)
     assert [stream.result.tokens for stream in streams] == [expected] * 2
 
-    def write(engine: Engine) -> list[list[int]]:
-        texts = [engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True) for _ in range(3)]
-        return [text.tokens for text in texts]
+    def texts(engine: Engine) -> list[list[int]]:
+        return [write(engine).tokens for _ in range(3)]
 
     with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(write, engines, timeout=60)) == [[expected] * 3] * 2
+        assert list(threads.map(texts, engines, timeout=60)) == [[expected] * 3] * 2
     assert state_of(model) == before
 
 
@@ -318,7 +323,7 @@ def addresses(stacks: Arena) -> list[int]:
     return [buffer.data_ptr() for buffer in stacks.buffers]
 
 
-def test_buffers_move_only_where_they_have_to_and_keep_what_they_hold() -> None:
+def test_buffers_move_only_to_grow_and_keep_their_contents() -> None:
     stacks = filled()
     row = stacks.caches[1]
     before, held = addresses(stacks), [buffer.clone() for buffer in stacks.buffers]
