@@ -31,7 +31,6 @@ from ragspec.verification.tree_session import TreeSession
 Model: TypeAlias = "PreTrainedModel | CausalTarget"
 TIMINGS = 3  # forwards per measurement; the first is a warm-up
 SLOW = 0.05  # seconds of a forward from which on it is timed only once
-
 SCORED = 64  # tokens of a text that one forward scores
 
 

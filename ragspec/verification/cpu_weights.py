@@ -49,7 +49,10 @@ def pack(model: nn.Module) -> list[nn.Linear]:
             _packs.pop(id(module), None)
         if stale and sum(module.weight.nbytes for module in stale) <= MOST_SHARE * free_memory():
             for module in stale:
-                _remember(module)
+                key, state = id(module), weight_state(module.weight)
+                packed = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), PACKED_FOR)
+                weakref.finalize(module, _packs.pop, key, None).atexit = False
+                _packs[key] = packed, state
         return [module for module in modules if id(module) in _packs]
 
 
@@ -124,13 +127,6 @@ def _packable(module: nn.Module) -> TypeGuard[nn.Linear]:
         and weight.is_contiguous()
         and weight.numel() > 0
     )
-
-
-def _remember(module: nn.Linear) -> None:
-    key, weight = id(module), module.weight.detach()
-    weakref.finalize(module, _packs.pop, key, None).atexit = False
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
-    _packs[key] = packed, weight_state(module.weight)
 
 
 def available() -> bool:
