@@ -11,7 +11,7 @@ from ragspec import Engine, Sampling
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter, NeighbourTable
 from ragspec.rules.base import Step
 from ragspec.verification import cpu_weights as packing
-from ragspec.verification.cpu_weights import Packed, forward
+from ragspec.verification.cpu_weights import Packed
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import NAME, lease
 from ragspec.verification.tree_session import TreeSession
@@ -84,22 +84,18 @@ def test_weights_are_checked_once_a_text_not_every_forward(monkeypatch: pytest.M
     assert (available.call_count, result.report.forwards) == (1, NEW - 1)
 
 
-def _lent(module: torch.nn.Linear) -> bool:
-    return getattr(module.forward, "__func__", None) is forward
-
-
 def test_packs_may_be_released_in_any_order() -> None:
-    one, two, three = (torch.nn.Linear(3, 3) for _ in range(3))
-    first, second = Packed([one, two]), Packed([two, three])
+    layers = [torch.nn.Linear(3, 3) for _ in range(3)]
+    first, second = Packed(layers[:2]), Packed(layers[1:])
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert [_lent(module) for module in (one, two, three)] == [False, True, True]
+    assert [packing._is_lent(each.forward) for each in layers] == [False, True, True]
     first.__enter__()
     second.__exit__(None, None, None)
-    assert [_lent(module) for module in (one, two, three)] == [True, True, False]
+    assert [packing._is_lent(each.forward) for each in layers] == [True, True, False]
     first.__exit__(None, None, None)
-    assert not any("forward" in module.__dict__ for module in (one, two, three))
+    assert not any("forward" in each.__dict__ for each in layers)
 
 
 ENDS = [("llama", "sdpa"), ("llama", "eager"), ("gemma2", "eager"), ("gpt_oss", "eager")]

@@ -260,19 +260,14 @@ def test_of_equal_siblings_the_longer_path_counts() -> None:
     assert selected.tolist() == [[True, False, True, True, False]]
 
 
-# --- the shapes that steps are made for ---
-
 MOST = 1 << 20
 
 
-def test_slots_are_at_most_a_fourth_too_many() -> None:
+def test_slots_are_at_most_a_fourth_too_many_and_their_sizes_few() -> None:
     for count in [*range(1, 3000), 32_768, 32_769, 100_001]:
         slots = slots_of(count, MOST)
         assert slots >= count
         assert slots == LEAST_SLOTS or slots * 4 <= count * 5
     counts = [slots_of(n, MOST) for n in (1, 128, 129, 160, 161, 257)]
     assert counts == [128, 128, 160, 160, 192, 320]
-
-
-def test_shapes_of_all_lengths_are_few() -> None:
     assert len({slots_of(count, MOST) for count in range(1, 32_769)}) == 1 + 8 * 4
