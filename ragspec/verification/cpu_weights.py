@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ragspec.models.weight_state import WeightState, weight_state
+from ragspec.verification.prefix_cache import WeightState, weight_state
 from ragspec.verification.tree_attention import in_view
 
 LEAST_WORK = 5 << 17  # float32 multiplications below which a call costs more than it saves

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from ragspec.engine.engine import Engine
-from ragspec.models import weight_state
 from ragspec.verification import cpu_weights as packing
+from ragspec.verification import prefix_cache
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, forward, pack
 from ragspec.verification.sequence_cache import SequenceCache
@@ -176,7 +176,7 @@ def test_changed_weights_are_packed_again(model: Two, kind: str, calls: list[int
 @pytest.mark.parametrize("shape", [(256, 704), (704, 256), (384, 384), (5, 7), (1, 9), (9, 1)])
 def test_the_stride_visits_every_row_and_column(shape: tuple[int, int]) -> None:
     rows, columns = shape
-    visited = range(0, rows * columns, weight_state._stride(rows, columns))
+    visited = range(0, rows * columns, prefix_cache._stride(rows, columns))
     assert {i // columns for i in visited} == set(range(rows))
     assert {i % columns for i in visited} == set(range(columns))
 
