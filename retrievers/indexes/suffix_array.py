@@ -105,10 +105,8 @@ def _runs(buckets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield ranges of whole buckets with about `_RUN` positions each."""
     total, start = int(buckets[-1]), 0
     while start < total:
-        last = int(np.searchsorted(buckets, start + _RUN, side="right")) - 1
-        end = int(buckets[last])
-        if end <= start:  # one bucket alone is larger
-            end = int(buckets[np.searchsorted(buckets, start, side="right")])
+        first, behind = np.searchsorted(buckets, (start, start + _RUN), side="right")
+        end = int(buckets[max(first, behind - 1)])  # one bucket alone may be larger
         yield start, end
         start = end
 

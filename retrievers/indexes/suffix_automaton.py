@@ -73,11 +73,9 @@ class SuffixAutomaton:
         first = self.first_token[state]
         if _NONE < first < self.vocab_size:
             yield first, self.first_target[state]
-        further = self.more.get(state)
-        if further is not None:
-            for token, target in further.items():
-                if token < self.vocab_size:
-                    yield token, target
+        for token, target in self.more.get(state, {}).items():
+            if token < self.vocab_size:
+                yield token, target
 
     def _count_newest(self) -> None:
         """Count the end of the newest token in its suffixes, now that a token follows it."""
