@@ -161,20 +161,18 @@ class RestSession(DraftSession):
 
 def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> Draft:
     """Return the best nodes of several trees, merged with their probabilities added by share."""
-    at: dict[tuple[int, int], int] = {}  # by parent and token, in the order of the nodes
-    accept_prob = defaultdict[int, float](float)
+    accept_prob = defaultdict[tuple[int, ...], float](float)  # by path of tokens
     for draft, share in trees:
-        place: list[int] = []
+        paths: list[tuple[int, ...]] = []
         columns = (draft.tokens, draft.parents, draft.accept_prob)
         for token, parent, chance in zip(*(c.tolist() for c in columns), strict=True):
-            node = at.setdefault((ROOT if parent == ROOT else place[parent], token), len(at))
-            place.append(node)
-            accept_prob[node] += share * chance
-    order = sorted(accept_prob, key=lambda node: -accept_prob[node])[:budget]
-    number, pairs = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}, list(at)
+            paths.append((token,) if parent == ROOT else (*paths[parent], token))
+            accept_prob[paths[-1]] += share * chance
+    best = sorted(accept_prob, key=lambda path: -accept_prob[path])[:budget]
+    number = {path: node for node, path in enumerate(best)} | {(): ROOT}
     return Draft(
-        np.array([pairs[node][1] for node in order], np.int64),
-        np.array([number[pairs[node][0]] for node in order], np.int64),
-        np.array([accept_prob[node] for node in order]),
+        np.array([path[-1] for path in best], np.int64),
+        np.array([number[path[:-1]] for path in best], np.int64),
+        np.array([accept_prob[path] for path in best]),
         max(draft.length for draft, _ in trees),
     )

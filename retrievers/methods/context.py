@@ -10,7 +10,6 @@ match can find, is drafted from the sentence starts of the document just named (
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -43,25 +42,21 @@ _ONE_PLACE = -1
 _PRIOR, _DECAY = 8.0, 0.97
 
 
-@dataclass(slots=True)
 class Acceptance:
-    """Corrects the probabilities of `_PRIORS` by the acceptance so far."""
+    """Corrects the probabilities of `_PRIORS` by the acceptance so far.
 
-    ratios: dict[int, Ratio] = field(default_factory=dict)
-    cache: dict[int, float] = field(default_factory=dict)  # values of `expect`
+    Attributes:
+        chances: The corrected probability of each key.
+    """
 
-    def expect(self, key: int) -> float:
-        """Return the corrected prior of a key."""
-        chance = self.cache.get(key)
-        if chance is None:
-            share = self.ratios.setdefault(key, Ratio()).share(_PRIOR)
-            chance = self.cache[key] = min(_PRIORS[key] * share, 0.99)
-        return chance
+    def __init__(self) -> None:
+        self.chances = list(_PRIORS)
+        self._ratios = [Ratio() for _ in _PRIORS]
 
     def learn(self, key: int, expected: float, hit: bool) -> None:
         """Count one claim of a key, and whether it held."""
-        self.cache.pop(key, None)
-        self.ratios.setdefault(key, Ratio()).learn(expected, hit, _DECAY)
+        self._ratios[key].learn(expected, hit, _DECAY)
+        self.chances[key] = min(_PRIORS[key] * self._ratios[key].share(_PRIOR), 0.99)
 
 
 _Offer = tuple[float, int, int, int, int, int, int, int, float]  # a _Node's fields, cheaper to make
@@ -140,9 +135,9 @@ class ContextSession(DraftSession):
             return 0.0
         length = index.length[state]
         if index.cited[state] < 0 and (starts := self._quotations(state, length)):
-            return starts[0][1] * self._acceptance.expect(_QUOTE_KEY)
+            return starts[0][1] * self._acceptance.chances[_QUOTE_KEY]
         share = max((offer[0] for offer in self._offers(state, [])), default=0.0)
-        return share * self._acceptance.expect(min(length, _LONGEST))
+        return share * self._acceptance.chances[min(length, _LONGEST)]
 
     def observe(self, step: Step) -> None:
         """Correct the acceptance table by what was accepted of the last proposal."""
@@ -189,7 +184,7 @@ class ContextSession(DraftSession):
         position, tokens = node.position + 1, self._index.tokens
         if position < len(tokens) and tokens[position] < self._index.vocab_size:
             key = min(node.length, _LONGEST)
-            p = self._acceptance.expect(key)
+            p = self._acceptance.chances[key]
             heappush(
                 heap,
                 (-accept_prob * p, at, level, tokens[position], _ONE_PLACE,
@@ -208,7 +203,7 @@ class ContextSession(DraftSession):
         """Offer the continuations of `state`, then of its suffixes with the rest of accept_prob."""
         index = self._index
         if index.cited[state] < 0 and (starts := self._quotations(state, length)):
-            p = self._acceptance.expect(_QUOTE_KEY)
+            p = self._acceptance.chances[_QUOTE_KEY]
             for place, share in starts:
                 heappush(
                     heap,
@@ -222,7 +217,7 @@ class ContextSession(DraftSession):
             if offers := self._offers(state, offered):
                 short = min(length, len(ACCEPT_PRIOR_AFTER_MISS) - 1)
                 key = len(ACCEPT_PRIOR) + short if offered else min(length, _LONGEST)
-                prior, p = _PRIORS[key], self._acceptance.expect(key)
+                prior, p = _PRIORS[key], self._acceptance.chances[key]
                 for share, place, token, child in offers:
                     heappush(
                         heap,

@@ -31,9 +31,6 @@ from ragspec.trees.operations import select
 
 _PRIOR, _DECAY = 4.0, 0.97
 
-Distribution = set[int]
-"""The tokens that survive at a node."""
-
 
 class Rasd(Fuse):
     """Fuses a drafter's tree with retrieved trees that the drafter's distribution has pruned.
@@ -136,42 +133,40 @@ class RasdSession(FuseSession):
         model = self._model
         if model is None or model not in parts or len(parts) == 1:
             return super()._merged(parts)
-        if distributions := self._distributions(model):
+        if surviving := self._surviving(model):
             place = {pair: i for i, pair in enumerate(_pairs(parts[model]))}
             parts = {
-                source: tree if source is model else self._prune(tree, place, distributions)
+                source: tree if source is model else self._prune(tree, place, surviving)
                 for source, tree in parts.items()
             }
         return super()._merged(parts)
 
-    def _distributions(self, source: Source) -> dict[int, Distribution]:
+    def _surviving(self, source: Source) -> dict[int, set[int]]:
         """Return the surviving tokens by node: the first choices, and those likely enough."""
         rank, least = self._drafter.prune_rank, self._drafter.prune_probability
-        distributions: dict[int, Distribution] = {}
+        surviving: dict[int, set[int]] = {}
         if source.session is None or not (rank or least):
-            return distributions
+            return surviving
         try:
             for node, tokens, chances in source.session.distributions() or ():
-                distributions[node] = set(tokens[:rank])
+                surviving[node] = set(tokens[:rank])
                 if least:
                     rest = zip(tokens[rank:], chances[rank:], strict=True)
-                    distributions[node].update(token for token, chance in rest if chance >= least)
+                    surviving[node].update(token for token, chance in rest if chance >= least)
         except Exception:  # its tree may still be good
             source.count += 1
             self._model = None
             return {}
-        return distributions
+        return surviving
 
     def _prune(
-        self,
-        tree: DraftTree,
-        place: dict[tuple[int, int], int],
-        distributions: dict[int, Distribution],
+        self, tree: DraftTree, place: dict[tuple[int, int], int], surviving: dict[int, set[int]]
     ) -> DraftTree:
         """Return a retrieved tree with pruned branches scaled down or left out.
 
         Args:
-            place: The draft tree's nodes by (parent, token); other nodes have no distribution.
+            place: The draft tree's nodes by (parent, token).
+            surviving: The tokens that survive at each node that has a distribution.
         """
         share = self.share
         at: list[int | None] = []  # the same node of the draft tree
@@ -180,7 +175,7 @@ class RasdSession(FuseSession):
         for node, (parent, token) in enumerate(_pairs(tree)):
             above, factor = (ROOT, 1.0) if parent == ROOT else (at[parent], scale[parent])
             at.append(None if above is None else place.get((above, token)))
-            if above is not None and above in distributions and token not in distributions[above]:
+            if above is not None and token not in surviving.get(above, {token}):
                 self.pruned += 1
                 claim = claimed[node] / (1.0 if parent == ROOT else claimed[parent] or 1.0)
                 self._watched[above, token] = max(claim, self._watched.get((above, token), 0.0))

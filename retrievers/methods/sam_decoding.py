@@ -9,7 +9,7 @@ Thresholds are those of the paper's code.
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import cycle, islice, takewhile
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import Combined, SourcesSession, as_kind
@@ -54,16 +54,13 @@ class MatchSession(DraftSession):
             return DraftTree.empty()
         start, end = automaton.latest[state] + 1, len(automaton)
         # Text that repeats is likely to repeat again: behind its end the copy itself is copied.
-        period = end - start
-        tokens = automaton.tokens[start : start + n]
-        while len(tokens) < n:
-            tokens.append(tokens[len(tokens) - period])
-        tokens = list(takewhile(lambda token: token < automaton.vocab_size, tokens))
+        copied = islice(cycle(automaton.tokens[start : start + n]), n)
+        tokens = list(takewhile(lambda token: token < automaton.vocab_size, copied))
         return DraftTree.chain(
             tokens,
             MatchDrafter.name,
             accept_prob=chain_accept_prob(self.matched, len(tokens)),
-            origin=[index.origin(start + i % period) for i in range(len(tokens))],
+            origin=[index.origin(start + i % (end - start)) for i in range(len(tokens))],
         )
 
 
