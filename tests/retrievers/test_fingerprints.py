@@ -27,7 +27,7 @@ from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from tests.support import tiny
 
 
-def test_one_tokenizer_has_one_fingerprint_whatever_it_was_used_for() -> None:
+def test_using_a_tokenizer_does_not_change_its_fingerprint() -> None:
     tokenizer = copy.deepcopy(tiny.bpe_tokenizer())
     before = tokenizer_fingerprint(tokenizer)
     tokenizer("some text", truncation=True, max_length=2, padding="max_length")
@@ -58,7 +58,7 @@ def test_a_tokenizer_without_a_backend_is_reported_by_its_vocabulary() -> None:
     assert fingerprint(a=0, b=1) != fingerprint(a=1, b=0)
 
 
-def test_a_model_is_its_weights_and_not_its_dtype() -> None:
+def test_a_model_fingerprint_depends_on_weights_not_on_dtype() -> None:
     model = tiny.model(dtype=torch.bfloat16)
     result = model_fingerprint(model)
     wide = copy.deepcopy(model).to(torch.float64)
@@ -88,12 +88,12 @@ def test_loads_of_one_checkpoint_are_one_model(dtype: torch.dtype) -> None:
                 assert same_print(prints[one], prints[two])
 
 
-def test_prints_are_the_same_where_they_share_a_part() -> None:
+def test_fingerprints_that_share_a_part_are_equal() -> None:
     assert same_print("a+b", "c+b") and same_print("a", "a+b") and same_print(None, None)
     assert not same_print("a+b", "c") and not same_print("a", None) and not same_print(None, "a")
 
 
-def test_fingerprints_are_of_what_is_passed() -> None:
+def test_prints_of_covers_the_passed_model_and_tokenizer() -> None:
     model, tokenizer = tiny.model(), tiny.tokenizer()
     assert prints_of(None, None) == {}
     assert prints_of("abc", None) == {"model": "abc"}
@@ -103,7 +103,7 @@ def test_fingerprints_are_of_what_is_passed() -> None:
     }
 
 
-def test_a_store_of_documents_fits_all_models_and_answers_only_theirs() -> None:
+def test_a_store_fits_unless_its_fingerprint_differs() -> None:
     check_prints("it", {}, {"model": "a"})
     check_prints("it", {"model": None}, {"model": "a"})
     check_prints("it", {"model": "a", "tokenizer": "t"}, {"model": "a"})
@@ -132,7 +132,7 @@ class Bound(NeighbourDrafter):
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_whoever_holds_a_drafter_of_another_model_it_is_refused(holder: str) -> None:
+def test_containers_refuse_a_drafter_of_another_model(holder: str) -> None:
     drafter = HOLDERS[holder](Bound())
     Engine(tiny.model(seed=1), drafter=drafter, budget=4)
     with pytest.raises(StoreError, match="made with another model"):
@@ -140,7 +140,7 @@ def test_whoever_holds_a_drafter_of_another_model_it_is_refused(holder: str) -> 
 
 
 @pytest.mark.parametrize("holder", sorted(HOLDERS.keys() - {"list", "auto"}))
-def test_whoever_holds_a_drafter_tells_whether_it_reads_the_prompt(holder: str) -> None:
+def test_containers_need_prompt_tokens_if_a_part_does(holder: str) -> None:
     for reads in (True, False):
         drafter = HOLDERS[holder](NeighbourDrafter(reads_prompt=reads))
         assert drafter.needs.prompt_top_tokens is reads
@@ -148,7 +148,7 @@ def test_whoever_holds_a_drafter_tells_whether_it_reads_the_prompt(holder: str) 
 
 @pytest.mark.parametrize("wrong", ["context", ContextDrafter, 3])
 @pytest.mark.parametrize("holder", sorted(HOLDERS))
-def test_whoever_holds_something_else_than_a_drafter_says_so(holder: str, wrong: Any) -> None:
+def test_containers_refuse_objects_that_are_not_drafters(holder: str, wrong: Any) -> None:
     if (holder, wrong) == ("list", "context"):
         return  # a name is fine there
     with pytest.raises(InputError, match="expected"):

@@ -43,7 +43,7 @@ print(json.dumps([refused, drafted]))
 """
 
 
-def test_rooms_import_and_draft_without_what_a_host_may_lack(root: Path, tmp_path: Path) -> None:
+def test_drafters_work_without_optional_packages(root: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE.format(blocked=BLOCKED), str(tmp_path / "store")],
         capture_output=True, encoding="utf-8", cwd=root, check=False,

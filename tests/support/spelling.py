@@ -1,10 +1,13 @@
-"""Texts as tests write them for drafters, and trees as tests read them: by their paths."""
+"""Contexts for drafters, and trees as dictionaries of paths, and checks of trees."""
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from ragspec.drafters.base import DraftContext
 from ragspec.retrievers.indexes.segment import Draft
 from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import check, depths
 
 
 def at(prompt: Sequence[int], left: int = 50) -> DraftContext:
@@ -17,5 +20,14 @@ def spelled(tree: DraftTree | Draft) -> dict[tuple[int, ...], float]:
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         paths.append((token,) if parent == ROOT else (*paths[parent], token))
-    assert len(set(paths)) == len(paths), "a path stands twice"
+    assert len(set(paths)) == len(paths), "a path occurs twice"
     return dict(zip(paths, tree.accept_prob.tolist(), strict=True))
+
+
+def check_draft(tree: DraftTree, vocab_size: int, budget: int, left: int = 50) -> None:
+    """Assert that a tree is valid, fits its limits, and no node is likelier than its parent."""
+    check(tree, vocab_size)
+    assert len(tree) <= budget
+    assert depths(tree.parents).max(initial=0) < left
+    above = np.where(tree.parents == ROOT, 1.0, tree.accept_prob[tree.parents])
+    assert (tree.accept_prob <= above).all()

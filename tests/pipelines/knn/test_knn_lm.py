@@ -83,7 +83,9 @@ def naive(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", [None, "auto"])
-def test_it_is_the_text_of_the_equation(store: Datastore, drafter: Any, sampling: Sampling) -> None:
+def test_the_text_equals_that_of_a_naive_mixture(
+    store: Datastore, drafter: Any, sampling: Sampling
+) -> None:
     for k, weight in ((1, 0.3), (8, 0.5), (40, 0.9)):
         prompt = tiny.prompt(7, seed=k)
         lm = KnnLM(engine(drafter), store, k=k, weight=weight, speculate="off")
@@ -93,7 +95,7 @@ def test_it_is_the_text_of_the_equation(store: Datastore, drafter: Any, sampling
 
 
 @pytest.mark.parametrize("cases", [40, pytest.param(1500, marks=pytest.mark.slow)])
-def test_random_cases_are_the_text_of_waiting(store: Datastore, cases: int) -> None:
+def test_speculation_does_not_change_the_text(store: Datastore, cases: int) -> None:
     sample, engines = random.Random(5), {name: engine(name) for name in (None, "context", "auto")}
     hits = wasted = 0
     for case in range(cases):
@@ -143,7 +145,7 @@ class Oracle(NeighbourCache):
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
+def test_right_and_wrong_guesses_do_not_change_the_text(
     store: Datastore, knows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Oracle, "knows", knows)
@@ -168,7 +170,9 @@ def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
     assert guessed >= 3
 
 
-def test_unchecked_guesses_are_noticed(store: Datastore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchecked_guesses_change_the_text(
+    store: Datastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings: dict[str, Any] = {"k": 16, "weight": 0.9, "temperature": 40.0}
     lm = KnnLM(engine(), store, speculate=4, **settings)
     options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
@@ -177,7 +181,7 @@ def test_unchecked_guesses_are_noticed(store: Datastore, monkeypatch: pytest.Mon
     assert lm.generate(tiny.prompt(), **options).tokens != right
 
 
-def test_a_processor_with_a_memory_is_requested_once_for_each_token(store: Datastore) -> None:
+def test_a_stateful_processor_is_called_once_for_each_token(store: Datastore) -> None:
     instance = []
     inputs: tuple[Any, ...] = ("off", "auto", 4)
     for speculate in inputs:
@@ -191,7 +195,7 @@ def test_a_processor_with_a_memory_is_requested_once_for_each_token(store: Datas
     assert instance[0] == instance[1] == instance[2]
 
 
-def test_where_guessing_does_not_pay_tokens_wait(store: Datastore) -> None:
+def test_tokens_wait_for_searches_if_guessing_does_not_pay(store: Datastore) -> None:
     lm = KnnLM(engine(), store)
     for _ in range(2):
         result = lm.generate(tiny.prompt(), max_new_tokens=40, ignore_eos=True)
@@ -200,7 +204,7 @@ def test_where_guessing_does_not_pay_tokens_wait(store: Datastore) -> None:
     assert message.queries < 80
 
 
-def test_what_is_waited_for_learns_whether_guesses_would_be_right(
+def test_waiting_rounds_still_measure_the_guesses(
     store: Datastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(knn_lm, "WAITED", 2)
@@ -210,13 +214,13 @@ def test_what_is_waited_for_learns_whether_guesses_would_be_right(
     assert lm.schedule.guesses > 0
 
 
-def test_true_asks_for_logprobs_without_alternatives_as_of_an_engine(small: Datastore) -> None:
+def test_logprobs_true_returns_no_alternatives(small: Datastore) -> None:
     result = KnnLM(engine(), small, k=8, speculate=4).generate("the", logprobs=True)
     assert result.logprobs and not any(token.top for token in result.logprobs)
     assert result.report.retrieval is not None and result.report.retrieval.hits
 
 
-def test_it_is_drafted_for_as_any_text(store: Datastore) -> None:
+def test_a_prediction_is_accepted_in_knn_text(store: Datastore) -> None:
     lm = KnnLM(engine("context"), store, weight=1.0, k=1, speculate="off")
     plain = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True)
     result = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True, prediction=plain.tokens)
@@ -230,7 +234,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
 
 
 @pytest.mark.parametrize("speculate", ["off", "auto", 3])
-def test_chunks_are_the_text(small: Datastore, speculate: Any) -> None:
+def test_streamed_chunks_join_to_the_text(small: Datastore, speculate: Any) -> None:
     lm = KnnLM(engine(), small, k=8, speculate=speculate)
     whole = lm.generate("the tree", max_new_tokens=40).text
     for stop in (None, whole[5:7]):
@@ -243,7 +247,7 @@ def test_chunks_are_the_text(small: Datastore, speculate: Any) -> None:
 @pytest.mark.parametrize(
     ("speculate", "after"), [("auto", 1), ("auto", 2), (4, 1), (4, 2), (4, 5), (4, 9)]
 )
-def test_an_interrupt_keeps_what_was_displayed(
+def test_an_interrupt_returns_the_streamed_text(
     small: Datastore, speculate: Any, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blind = Neighbours(np.asarray([0]), np.zeros(1))  # so that guesses are wrong, and replaced
@@ -264,7 +268,7 @@ def test_an_interrupt_keeps_what_was_displayed(
     assert whole.text.startswith(result.text[:-1])
 
 
-def test_listeners_receive_the_text_that_stays(small: Datastore) -> None:
+def test_on_finish_receives_the_final_text(small: Datastore) -> None:
     request, heard = engine(), list[Generation]()
     request.on_finish(heard.append)
     lm = KnnLM(request, small, k=8, speculate=6)
@@ -279,7 +283,7 @@ def test_chat_messages_and_ids_are_prompts_too(small: Datastore) -> None:
     assert by_ids.tokens == by_text.tokens
 
 
-def test_no_seed_draws_one_and_says_it(small: Datastore) -> None:
+def test_a_missing_seed_is_chosen_and_reported(small: Datastore) -> None:
     lm = KnnLM(engine(), small, k=8)
     first = lm.generate("the tree", Sampling(temperature=1.0), max_new_tokens=20)
     again = lm.generate(
@@ -302,7 +306,9 @@ def test_no_seed_draws_one_and_says_it(small: Datastore) -> None:
         ({"speculate": "on"}, "speculate is 'on'"),
     ],
 )
-def test_refuses_bad_settings(small: Datastore, options: dict[str, Any], message: str) -> None:
+def test_wrong_settings_of_knn_are_refused(
+    small: Datastore, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         KnnLM(**{"engine": engine(), "store": small, **options})
 
@@ -315,7 +321,7 @@ def test_the_default_temperature_is_a_share_of_variance(small: Datastore, tmp_pa
     assert KnnLM(engine(), single, k=1).knn.temperature == 1.0
 
 
-def test_what_it_cannot_serve_is_refused(small: Datastore) -> None:
+def test_unsupported_prompts_options_and_engines_are_refused(small: Datastore) -> None:
     lm = KnnLM(engine(), small, k=8)
     with pytest.raises(InputError, match="got resume_from="):
         lm.generate("the tree", resume_from=[4])

@@ -55,9 +55,7 @@ def test_files_that_are_missing_or_swapped_are_refused(
     reopen(tmp_path / "c").close()
 
 
-def test_a_size_check_notices_what_has_another_size(
-    twins: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_size_check_detects_truncation_only(twins: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.copytree(twins[0], tmp_path / "c")
     (path,) = (tmp_path / "c").glob("gen-*/seg-000001/tokens.bin")
     whole = path.read_bytes()
@@ -137,7 +135,7 @@ def test_chunks_end_with_whole_documents() -> None:
     assert results == [[[1] * 3, [2] * 3], [[3] * 10], [[4]]]
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_documents_that_are_not_text_or_ids_are_refused() -> None:
     for wrong in (["text"], [[1.5]], [[[1]]]):
         with pytest.raises(InputError):
             list(tokenized(wrong, None))  # type: ignore[arg-type]
@@ -145,7 +143,7 @@ def test_what_is_no_text_is_refused() -> None:
         list(tokenized([[[1, 2], [3]]], None))  # type: ignore[list-item]
 
 
-def test_half_a_surrogate_pair_is_no_reason_to_stop() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     tokenizer = tiny.bpe_tokenizer()
     results = [row.tolist() for row in tokenized(["fine", "broken \ud83d emoji"], tokenizer)]
     assert results == tokenizer(["fine", "broken \ufffd emoji"])["input_ids"]

@@ -40,7 +40,7 @@ def test_texts_and_token_rows_are_built_in_order_in_segments(tmp_path: Path) -> 
     assert text_of(CorpusIndex.open(tmp_path / "c", tokenizer=tokenizer)) == text_of(store)
 
 
-def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
+def test_wrong_documents_and_arguments_of_build_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no tokenizer and no vocab_size"):
         CorpusIndex.build([[1]], None, tmp_path / "c")
     with pytest.raises(InputError, match="no tokenizer"):
@@ -68,7 +68,7 @@ def test_a_damaged_corpus_may_be_built_again(tmp_path: Path) -> None:
     assert text_of(build(tmp_path / "c", rows(2))) == rows(2)
 
 
-def test_a_closed_corpus_says_so(tmp_path: Path) -> None:
+def test_a_closed_corpus_refuses_every_use(tmp_path: Path) -> None:
     store = build(tmp_path / "c", rows(1))
     store.close()
     store.close()
@@ -107,7 +107,7 @@ def test_flushing_keeps_few_segments_and_every_document(tmp_path: Path) -> None:
         assert most <= 1 + 4
 
 
-def test_enough_text_is_written_by_itself(tmp_path: Path) -> None:
+def test_appended_text_is_flushed_automatically(tmp_path: Path) -> None:
     with build(tmp_path / "c", flush_tokens=100) as store:
         for row in rows(100):
             store.append(row, scope="global")
@@ -135,7 +135,7 @@ def test_a_hundred_thousand_answers_stay_bounded(tmp_path: Path) -> None:
     assert selected[1:] == answers[-(len(selected) - 1) :].tolist()
 
 
-def test_what_cannot_be_written_is_preserved_bounded_and_reported(
+def test_unwritable_text_stays_in_memory_bounded_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = build(tmp_path / "c", flush_tokens=50)
@@ -177,7 +177,7 @@ def test_a_batch_larger_than_the_limit_keeps_its_newest(tmp_path: Path) -> None:
         assert text_of(store) == [[number % 90] * 10 for number in range(50, 150)]
 
 
-def test_text_that_is_lost_is_reported(tmp_path: Path) -> None:
+def test_unwritten_text_of_an_unclosed_corpus_is_reported(tmp_path: Path) -> None:
     store = build(tmp_path / "c")
     store.append([1, 2, 3], scope="global")
     with pytest.warns(ResourceWarning, match="4 appended tokens are lost"):
@@ -193,7 +193,7 @@ def test_text_that_is_lost_is_reported(tmp_path: Path) -> None:
     assert "Traceback" not in message
 
 
-def test_a_corpus_built_again_for_another_tokenizer_takes_and_gives_nothing(tmp_path: Path) -> None:
+def test_a_corpus_rebuilt_with_other_parameters_must_be_reopened(tmp_path: Path) -> None:
     store = build(tmp_path / "c", [[1, 2, 3]])
     store.append([4, 5, 6], scope="global")
     CorpusIndex.build([[7, 7]], None, tmp_path / "c", vocab_size=50).close()
@@ -208,7 +208,7 @@ def test_a_corpus_built_again_for_another_tokenizer_takes_and_gives_nothing(tmp_
     store._buffer.clear()  # so that nothing is left to be reported
 
 
-def test_a_corpus_knows_whom_it_fits(tmp_path: Path) -> None:
+def test_fits_and_open_check_model_and_tokenizer(tmp_path: Path) -> None:
     text, model = tiny.tokenizer(), tiny.model()
     with CorpusIndex.build(["abc"], text, tmp_path / "c", model=model) as store:
         store.fits()

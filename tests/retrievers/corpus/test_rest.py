@@ -86,7 +86,7 @@ def test_no_draft_runs_into_the_next_document() -> None:
     assert len(propose(session(texts, shortest=2), [2, 3, 4])) == 0
 
 
-def test_the_most_frequent_wins_whatever_its_place_in_the_order_of_ids() -> None:
+def test_the_most_frequent_continuation_wins_whatever_its_id() -> None:
     # 6,000 rows begin with small ids; the code of the paper looks at the first 5,000 only.
     rare = [[1, 2, 3 + i % 60] for i in range(6000)]
     often = [[1, 2, 96]] * 3000
@@ -98,7 +98,7 @@ def test_large_ids_do_not_overflow() -> None:
     assert propose(session(texts, vocab_size=100_000), [70_001, 70_002]).tokens.tolist() == [70_003]
 
 
-def test_no_more_is_drafted_than_is_expected() -> None:
+def test_drafts_respect_budget_depth_and_remaining_tokens() -> None:
     text = [list(range(40))]
     assert len(propose(session(text), [0, 1], 5)) == 5
     assert len(propose(session(text), [0, 1], 50)) == 16
@@ -149,7 +149,7 @@ def test_accept_prob_is_a_probability(
         context = [*context, *tokens]
 
 
-def test_a_segment_with_a_shorter_match_has_a_word_too() -> None:
+def test_segments_with_a_shorter_match_add_nodes() -> None:
     result = session([[1, 2, 3, 50]], [[2, 3, 60], [7, 2, 3, 61]])
     accept_prob = spelled(propose(result, [1, 2, 3]))
     assert accept_prob[(50,)] > accept_prob[(60,)] == pytest.approx(accept_prob[(61,)])
@@ -162,7 +162,7 @@ def store(tmp_path: Path) -> Iterator[CorpusIndex]:
         yield instance
 
 
-def test_a_request_sees_the_store_as_it_was_when_it_opened(store: CorpusIndex) -> None:
+def test_a_request_reads_the_snapshot_of_its_opening(store: CorpusIndex) -> None:
     request = DraftRequest((), 97)
     before = store.drafter().open(request)
     store.append([20, 21, 22, 23], scope="global")
@@ -185,7 +185,7 @@ def test_nothing_of_one_tenant_is_proposed_to_another(store: CorpusIndex) -> Non
         assert drafted == {"a": {52, 53}, "b": {62, 63}, "global": set(), "c": set()}
 
 
-def test_settings_and_vocabularies_that_cannot_work_are_refused(store: CorpusIndex) -> None:
+def test_wrong_settings_and_vocabularies_are_refused(store: CorpusIndex) -> None:
     wrong: list[dict[str, Any]] = [{"shortest": 0}, {"shortest": 17}, {"depth": 0}, {"longest": 17}]
     for options in wrong:
         with pytest.raises(InputError):
@@ -194,7 +194,7 @@ def test_settings_and_vocabularies_that_cannot_work_are_refused(store: CorpusInd
         store.drafter().open(DraftRequest((), 96))
 
 
-def test_answers_that_were_recorded_are_drafted_for_the_next_request(tmp_path: Path) -> None:
+def test_recorded_answers_are_drafted_for_the_next_request(tmp_path: Path) -> None:
     model = tiny.model(dtype=torch.float64)
     with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
         engine = Engine(model, tiny.tokenizer(), drafter=store.drafter("tenant"), budget=8)
@@ -204,7 +204,7 @@ def test_answers_that_were_recorded_are_drafted_for_the_next_request(tmp_path: P
     assert second.report.forwards < 0.5 * first.report.forwards
 
 
-def test_recording_what_the_engine_never_reads_is_reported(tmp_path: Path) -> None:
+def test_recording_a_scope_that_the_engine_does_not_read_warns(tmp_path: Path) -> None:
     model = tiny.model(dtype=torch.float64)
     with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
         other = Engine(model, tiny.tokenizer(), drafter=AutoDrafter(store.drafter(name="corpus")))

@@ -67,7 +67,7 @@ def test_eviction_drops_the_oldest_and_no_more_than_it_must(
         assert sum(before[-len(segments) - 1 :]) > selected
 
 
-def test_what_was_appended_last_goes_last_whatever_it_is_merged_with(revision: Revision) -> None:
+def test_eviction_follows_append_order_also_after_merges(revision: Revision) -> None:
     for number, scope in enumerate("abbba"):
         revision.append([np.full(10, number)], scope, largest=20)
     revision.evict(20)
@@ -96,7 +96,7 @@ def stored(root: Path, documents: list[np.ndarray]) -> OpenStore:
     return revise(root, fill, new=CATALOGUE)
 
 
-def test_what_a_change_leaves_alone_is_not_written_again(tmp_path: Path) -> None:
+def test_unchanged_segments_are_hard_linked(tmp_path: Path) -> None:
     before = stored(tmp_path, texts([5, 6, 7]))
     after = revise(tmp_path, lambda r: r.drop([r.catalogue.segments[1]]))
     for name in ("seg-000001", "seg-000003"):
@@ -117,9 +117,7 @@ def test_what_a_change_leaves_alone_is_not_written_again(tmp_path: Path) -> None
         {"vocab_size": 9, "depth": 8, "serial": 1, "segments": 3},
     ],
 )
-def test_a_manifest_that_describes_no_corpus_is_refused(
-    tmp_path: Path, wrong: dict[str, object]
-) -> None:
+def test_a_malformed_manifest_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
     store = publish(tmp_path, "corpus", lambda folder: Contents(wrong))
     with pytest.raises(StoreError, match="build it again"):
         read_catalogue(store)
@@ -135,7 +133,7 @@ def text(log: AppendBuffer, scope: str = "a") -> list[list[int]]:
 
 @given(DOCUMENTS)
 @settings(max_examples=50)
-def test_a_segment_in_memory_is_the_one_that_would_be_on_disk(
+def test_a_segment_in_memory_equals_the_one_on_disk(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]]
 ) -> None:
     there = build_segment(tmp_path_factory.mktemp("segment"), documents, VOCAB, depth=DEPTH)
@@ -173,7 +171,7 @@ def test_every_document_is_visible_once_and_in_order(actions: list[str], seed: i
     assert text(log, "b") == held["b"]
 
 
-def test_few_segments_are_built_again() -> None:
+def test_each_token_is_sorted_a_few_times_only() -> None:
     log, seen, sorted_tokens = AppendBuffer(VOCAB, DEPTH), set[Segment](), 0
     for number in range(256):
         log.append([number % VOCAB] * 4, "a")
@@ -198,7 +196,7 @@ def test_the_oldest_is_dropped_from_the_largest_scope() -> None:
     assert log.dropped == 53
 
 
-def test_rows_that_are_no_tokens_are_refused() -> None:
+def test_rows_that_are_not_token_ids_are_refused() -> None:
     log = AppendBuffer(VOCAB, DEPTH)
     for wrong in ([VOCAB], [-1], [[1, 2]], [0.5], ["a"]):
         with pytest.raises(InputError):
@@ -207,14 +205,14 @@ def test_rows_that_are_no_tokens_are_refused() -> None:
     assert log.segments("a") == ()
 
 
-def test_the_caller_keeps_its_array() -> None:
+def test_append_copies_the_array() -> None:
     log, row = AppendBuffer(VOCAB, DEPTH), np.array([1, 2, 3], np.int32)
     log.append(row, "a")
     row[:] = 9
     assert text(log) == [[1, 2, 3]]
 
 
-def test_memory_is_preserved_for_the_scopes_visible_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_of_recently_read_scopes_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_revision, "MOST_TENANTS", 2)
     log = AppendBuffer(VOCAB, DEPTH)
     for scope in "abc":

@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[CorpusIndex]:
         yield instance
 
 
-def test_nothing_of_one_tenant_is_visible_by_another(tmp_path: Path) -> None:
+def test_text_of_one_tenant_is_invisible_to_others(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tenants = ["a", "b", "global"]
     current: dict[str, list[list[int]]] = {name: [] for name in tenants}
@@ -60,7 +60,7 @@ def test_a_forgotten_scope_is_gone_from_the_disk(store: CorpusIndex) -> None:
 
 
 @pytest.mark.parametrize("scope", ["", " ", "request", None])
-def test_a_scope_that_no_store_keeps_is_refused(store: CorpusIndex, scope: Any) -> None:
+def test_invalid_scopes_are_refused(store: CorpusIndex, scope: Any) -> None:
     with pytest.raises(InputError, match="scope"):
         store.append([1], scope=scope)
     with pytest.raises(InputError, match="scope"):
@@ -135,7 +135,7 @@ def test_a_reader_sees_new_generations_on_refresh(store: CorpusIndex) -> None:
     reader.close()
 
 
-def test_damage_in_what_is_new_is_noticed_on_refresh(store: CorpusIndex) -> None:
+def test_refresh_detects_damage_in_new_segments(store: CorpusIndex) -> None:
     reader = reopen(store.path)
     store.append([5, 6, 7], scope="global")
     store.flush()
@@ -147,7 +147,7 @@ def test_damage_in_what_is_new_is_noticed_on_refresh(store: CorpusIndex) -> None
     reader.close()
 
 
-def test_a_reader_that_is_overtaken_while_it_hashes_begins_again(
+def test_a_reader_overtaken_by_two_writers_starts_again(
     store: CorpusIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two writers: the generation that is read is gone.
@@ -163,7 +163,7 @@ def test_a_reader_that_is_overtaken_while_it_hashes_begins_again(
 
 
 @pytest.mark.parametrize("error", [OSError("too many open files"), KeyboardInterrupt()])
-def test_a_flush_that_cannot_be_looked_at_writes_once_and_goes_on(
+def test_text_is_written_once_if_the_view_cannot_open_after_a_flush(
     store: CorpusIndex, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.append([4, 5, 6], scope="global")
@@ -176,7 +176,7 @@ def test_a_flush_that_cannot_be_looked_at_writes_once_and_goes_on(
     assert text_of(reopen(store.path)) == [*rows(3), [4, 5, 6], [7, 8, 9]]
 
 
-def test_closing_lets_go_of_the_files(store: CorpusIndex) -> None:
+def test_close_releases_the_segments(store: CorpusIndex) -> None:
     held_on = weakref.ref(store.segments()[0])
     store.close()
     gc.collect()
@@ -192,7 +192,7 @@ def _write_some(path: str, number: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
-def test_processes_take_turns_to_write(store: CorpusIndex) -> None:
+def test_concurrent_processes_write_in_turn(store: CorpusIndex) -> None:
     context = multiprocessing.get_context("fork")
     workers = [
         context.Process(target=_write_some, args=(str(store.path), number)) for number in (11, 12)
@@ -206,7 +206,7 @@ def test_processes_take_turns_to_write(store: CorpusIndex) -> None:
     assert sorted(text_of(store)) == sorted([*rows(3), *[[11] * 3] * 4, *[[12] * 3] * 4])
 
 
-def test_answers_are_recorded_until_that_is_ended(tmp_path: Path) -> None:
+def test_answers_are_recorded_until_recording_stops(tmp_path: Path) -> None:
     engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
     with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
         stop = store.record(engine, scope="tenant-7", lead=2)
@@ -229,7 +229,7 @@ def test_answers_are_recorded_until_that_is_ended(tmp_path: Path) -> None:
         again.record(foreign, scope="tenant-7")
 
 
-def test_an_engine_that_is_recorded_no_more_is_not_preserved(store: CorpusIndex) -> None:
+def test_a_stopped_recording_releases_the_engine(store: CorpusIndex) -> None:
     engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
     selected = weakref.ref(engine)
     stop = store.record(engine, scope="global")

@@ -52,7 +52,7 @@ def test_chances_multiply_along_the_path_and_the_last_entry_holds_on() -> None:
     assert options.chances.shape == (2, 4, 3)
 
 
-def test_nothing_to_fall_back_on_is_allowed() -> None:
+def test_fallback_lengths_may_be_empty() -> None:
     assert DraftOptions(shorter=()).lengths.tolist() == []
 
 
@@ -194,7 +194,7 @@ def test_look_ups_are_those_of_a_naive_search_bit_for_bit(
     assert_equal_answers(inputs, NaiveLookup(inputs), context, [budget], depth, request)
 
 
-def test_they_agree_on_a_longer_text() -> None:
+def test_look_ups_equal_a_naive_search_on_a_longer_text() -> None:
     rng = np.random.default_rng(0)
     vocab, phrases = 300, [np.minimum(rng.zipf(1.4, 12), 300) - 1 for _ in range(40)]
     texts = [

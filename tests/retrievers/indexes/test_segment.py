@@ -44,7 +44,7 @@ def test_no_look_up_goes_beyond_the_depth_of_the_sorting(tmp_path: Path) -> None
 
 @settings(max_examples=50)
 @given(documents)
-def test_documents_come_back(texts: list[Text]) -> None:
+def test_documents_are_read_back_unchanged(texts: list[Text]) -> None:
     with TemporaryDirectory() as name:
         segment = build_segment(Path(name), iter(texts), VOCAB)
         assert [document.tolist() for document in segment.documents()] == texts
@@ -90,7 +90,7 @@ def test_small_segments_hold_no_files_open(tmp_path: Path) -> None:
     assert not segment.tokens.flags.writeable
 
 
-def test_the_answers_are_those_of_mapped_files(
+def test_small_and_mapped_files_give_the_same_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = build_segment(tmp_path, [[0, 1, 2]] * 5, VOCAB)
@@ -103,7 +103,7 @@ def test_the_answers_are_those_of_mapped_files(
 
 
 @pytest.mark.parametrize("small", [0, 1 << 20])
-def test_too_many_open_files_is_no_reason_to_build_again(
+def test_the_error_for_too_many_open_files_names_ulimit(
     tmp_path: Path, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_segment(tmp_path, [[0, 1, 2]] * 5, VOCAB)
@@ -120,7 +120,7 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
         Segment.open(tmp_path, VOCAB + 1)
 
 
-def test_an_empty_segment_answers_nothing(tmp_path: Path) -> None:
+def test_an_empty_segment_drafts_nothing(tmp_path: Path) -> None:
     segment = build_segment(tmp_path, [], VOCAB)
     assert (len(segment), segment.document_count) == (0, 0)
     assert len(segment.draft([0, 1], 5).tokens) == 0

@@ -37,7 +37,7 @@ def test_the_order_is_that_of_a_naive_sort(text: list[int], wide: bool, depth: i
 
 @settings(max_examples=50)
 @given(texts, st.integers(1, 40), st.integers(1, 30))
-def test_neither_runs_nor_blocks_show(text: list[int], run: int, block: int) -> None:
+def test_run_and_block_sizes_do_not_change_the_order(text: list[int], run: int, block: int) -> None:
     tokens = encode(text)
     expected = naive(tokens, VOCAB, 8)
     with pytest.MonkeyPatch.context() as patch:
@@ -59,7 +59,7 @@ def test_a_text_of_one_token_is_sorted_by_length_then_place() -> None:
     assert order[-3:].tolist() == [3, 2, 1]
 
 
-def test_scratch_does_not_grow_with_the_text() -> None:
+def test_sorting_needs_at_most_24_bytes_a_token() -> None:
     """Building needs memory for the result, one run and one block."""
     rng = np.random.default_rng(0)
     separator = 1000
@@ -78,7 +78,7 @@ TOKENS = [50, 51, 1, 2, STOP, 3, 4, 5, STOP, 6, STOP, 52, 7, STOP, 8, STOP, 60]
 RANGES = [DocumentRange(2, 11, 0, 0), DocumentRange(12, 16, 1, 0)]
 
 
-def test_sentence_ends_are_what_most_documents_end_with() -> None:
+def test_sentence_ends_are_the_last_tokens_of_most_documents() -> None:
     assert sentence_ends(TOKENS, RANGES) == {STOP}
     assert sentence_ends([1, 2, 3, 4, 5, 6], [DocumentRange(i, i + 1, 0, 0) for i in range(6)]) == (
         frozenset()
@@ -100,7 +100,7 @@ def test_only_the_document_after_the_label_is_offered() -> None:
     assert starts.after(12) == []
 
 
-def test_a_far_label_introduces_nothing() -> None:
+def test_a_distant_label_offers_no_sentence() -> None:
     tokens = [0] * 100 + [1, STOP]
     starts = QuotationStarts(tokens, [DocumentRange(100, 102, 0, 0)], query=[1])
     assert starts.after(50) == []

@@ -45,7 +45,7 @@ def states(tokens: list[int]) -> Any:
     return result.hidden_states[-1][0].numpy()
 
 
-def test_every_token_but_the_last_has_a_key_and_what_followed_it(store: Datastore) -> None:
+def test_every_token_but_the_last_has_a_key_and_the_next_token(store: Datastore) -> None:
     at = 0
     for text, start in zip(texts(), store.starts, strict=False):
         assert start == at
@@ -71,20 +71,20 @@ def test_long_texts_are_read_in_windows_that_overlap(
     )
 
 
-def test_it_stops_at_the_most_that_is_expected(tmp_path: Path) -> None:
+def test_build_stops_at_max_tokens(tmp_path: Path) -> None:
     result = Datastore.build(texts(), engine(), tmp_path / "store", max_tokens=100)
     whole = [token for text in texts() for token in text[1:]]
     assert result.values.tolist() == whole[:100]
     assert result.starts[-1] == 100
 
 
-def test_what_follows_ends_with_its_text(store: Datastore) -> None:
+def test_following_keys_end_with_their_text(store: Datastore) -> None:
     ends = store.starts[1:]
     last = np.asarray([ends[0] - 1, ends[3] - 2, 0])
     assert store.following(last, 3).tolist() == [ends[0] - 1, ends[3] - 2, ends[3] - 1, 0, 1, 2, 3]
 
 
-def test_opened_again_it_is_the_same(store: Datastore) -> None:
+def test_a_reopened_datastore_is_the_same(store: Datastore) -> None:
     again = Datastore.open(store.path)
     assert again.info() == store.info()
     request = np.asarray(store.keys[5:9], np.float32)
@@ -95,7 +95,7 @@ def test_opened_again_it_is_the_same(store: Datastore) -> None:
         assert one.distances[0] == 0.0
 
 
-def test_a_mixture_is_what_its_equation_says(
+def test_the_mixture_follows_its_equation(
     store: Datastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = torch.randn(1, 9, generator=torch.Generator().manual_seed(0))
@@ -116,7 +116,7 @@ def test_a_mixture_is_what_its_equation_says(
     assert np.allclose(far, [1 / (1 + np.exp(-1)), 1 / (1 + np.e)])
 
 
-def test_the_cache_forgets_the_oldest_and_holds_what_follows(store: Datastore) -> None:
+def test_the_cache_drops_the_oldest_and_holds_the_following_keys(store: Datastore) -> None:
     cache = NeighbourCache(store, most=20)
     cache.add(Neighbours(np.asarray([3]), np.zeros(1)))
     assert cache.size == AHEAD + 1
@@ -141,7 +141,7 @@ def test_the_cache_forgets_the_oldest_and_holds_what_follows(store: Datastore) -
         ([[4, 500]], {}, "document 0 holds ids from 4 to 500"),
     ],
 )
-def test_texts_that_cannot_be_preserved_leave_nothing(
+def test_a_refused_build_leaves_no_folder(
     inputs: Any, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises((InputError, DocumentError), match=message):
@@ -173,7 +173,7 @@ def test_a_model_that_overflows_has_no_datastore(tmp_path: Path) -> None:
         datastore._halved(large)
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_store_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datastore, "_states", full_disk)
     with pytest.raises(StoreError, match="cannot take the keys"):
         Datastore.build(texts(), engine(), tmp_path / "store")
@@ -228,6 +228,6 @@ def test_the_nearest_keys_are_those_of_measuring_all(
         assert np.array_equal(result.distances, distances)
 
 
-def test_more_than_there_are_gives_all() -> None:
+def test_k_above_the_number_of_keys_returns_all() -> None:
     near = NearestKeys(clustered(5, 8))
     assert len(near.search(np.zeros((1, 8), np.float32), 50)[0].numbers) == 5

@@ -14,7 +14,8 @@ from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import PREDICTION, ROOT
-from ragspec.trees.operations import check, depths, follow, paths
+from ragspec.trees.operations import follow, paths
+from tests.support.spelling import check_draft
 
 VOCAB = 5
 tokens = st.integers(0, VOCAB - 1)
@@ -27,13 +28,12 @@ def context(prompt: Sequence[int], output: Sequence[int] = (), remaining: int = 
 
 
 def steps(session: DraftSession, prompt: Sequence[int], truth: Sequence[int], budget: int) -> int:
-    """How many steps it takes to write `truth`."""
+    """Return the number of steps in which the drafter's trees cover `truth`."""
     place = context(prompt)
     done = count = 0
     while done < len(truth):
         place.remaining = len(truth) - done
         tree = session.propose(place, budget)
-        assert len(tree) <= budget
         path = follow(tree, truth[done : len(truth) - 1])
         emitted = truth[done : done + len(path) + 1]
         session.observe(Step(tree, path, tuple(emitted)))
@@ -45,7 +45,7 @@ def steps(session: DraftSession, prompt: Sequence[int], truth: Sequence[int], bu
 
 @st.composite
 def requests(draw: st.DrawFn) -> DraftRequest:
-    """Documents beside the prompt and in it."""
+    """Draw a request with documents as further texts and in the prompt."""
     texts = draw(st.lists(st.lists(tokens, min_size=1, max_size=10), max_size=2))
     prompt: list[int] = draw(st.lists(tokens, min_size=1, max_size=6))
     spans = []
@@ -67,9 +67,7 @@ def test_proposals_occur_in_the_text_and_name_their_origin(
 ) -> None:
     session = ContextDrafter(NO_STARTS).open(request)
     tree = session.propose(context(request.prompt, output, remaining), budget)
-    check(tree, VOCAB)
-    assert len(tree) <= budget
-    assert depths(tree.parents).max(initial=0) <= remaining - 1
+    check_draft(tree, VOCAB, budget, remaining)
     assert (np.diff(tree.accept_prob) <= 0).all()
     written = [*request.prompt, *output]
     chunks = [list(text.tokens) for text in request.texts] + [written]
@@ -127,14 +125,13 @@ def test_a_longer_match_has_more_accept_prob() -> None:
     assert session.propose(context(prompt, (1, 2, 3)), 1).accept_prob[0] > short > 0
 
 
-def test_accept_prob_learns_from_what_the_target_refuses() -> None:
+def test_rejections_lower_accept_prob() -> None:
     prompt = (1, 2, 3, 4)
     session = ContextDrafter().open(DraftRequest(prompt, 100))
     place = context(prompt)
     known = []
     for turn in range(8):
-        place.tokens += [2, 60 + turn]
-        place.tokens += [2]
+        place.tokens += [2, 60 + turn, 2]
         tree = session.propose(place, 1)
         known.append(float(tree.accept_prob[0]))
         session.observe(Step(tree, (), (80 + turn,)))
@@ -142,7 +139,7 @@ def test_accept_prob_learns_from_what_the_target_refuses() -> None:
     assert known[-1] < 0.5 * known[0]
 
 
-def test_a_label_is_followed_by_the_sentence_that_the_question_asks_about() -> None:
+def test_the_sentence_nearest_the_question_is_drafted_after_a_label() -> None:
     first = [10, 11, 12, STOP, 20, 21, 22, STOP, 30, 31, 32, STOP]
     second = [40, 41, STOP]
     prompt = [70, 71, *first, 70, 72, *second, 31, 32, 80]
@@ -157,7 +154,7 @@ def test_a_label_is_followed_by_the_sentence_that_the_question_asks_about() -> N
     assert without.tokens[without.parents == ROOT].tolist() == [10]
 
 
-def test_a_label_known_from_a_text_beside_the_prompt_leads_on_into_the_document() -> None:
+def test_a_label_copied_from_a_further_text_continues_into_its_document() -> None:
     first = [10, 11, 12, STOP, 20, 21, 22, STOP]
     second = [40, 41, STOP, 50, 51, STOP]
     prompt = [60, 71, 72, *first, 60, 73, 72, *second, 20, 21, 80]
@@ -172,7 +169,7 @@ def test_a_label_known_from_a_text_beside_the_prompt_leads_on_into_the_document(
     assert origin[20] == [0, 4]
 
 
-def test_nothing_is_drafted_where_nothing_fits() -> None:
+def test_no_draft_without_budget_remaining_tokens_or_a_match() -> None:
     prompt = (1, 2, 3, 1, 2)
     session = ContextDrafter().open(DraftRequest(prompt, 100))
     assert len(session.propose(context(prompt), 0)) == 0
@@ -206,7 +203,7 @@ def test_fewer_steps_than_prompt_lookup_on_quoted_evidence(shared: Path) -> None
 
 
 @given(st.lists(tokens, min_size=1, max_size=40), st.lists(tokens, max_size=10))
-def test_the_expected_acceptance_is_the_accept_prob_of_the_best_draft_of_the_longest_match(
+def test_expected_acceptance_equals_accept_prob_of_the_best_node(
     prompt: list[int], output: list[int]
 ) -> None:
     session = ContextDrafter(NO_STARTS).open(DraftRequest(tuple(prompt), VOCAB))

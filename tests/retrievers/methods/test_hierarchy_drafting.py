@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Prefill
+from ragspec.drafters.base import Drafter, DraftRequest, Prefill
 from ragspec.errors import InputError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.rest import RestDrafter
@@ -20,9 +20,10 @@ from ragspec.trees.operations import check, depths, overlay
 from tests.support import tiny
 from tests.support.fixed import BrokenDrafter, FixedDrafter
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, expected
+from tests.support.spelling import at
 
 REQUEST = DraftRequest((1, 2), 100)
-PLACE = DraftContext([1, 2], 2, 50)
+PLACE = at([1, 2])
 
 
 def names(tree: DraftTree) -> dict[int, str]:
@@ -31,18 +32,18 @@ def names(tree: DraftTree) -> dict[int, str]:
 
 
 def levels(*databases: Drafter, **options: float) -> HierarchyDrafter:
-    """A hierarchy whose context has nothing to draft at `PLACE`."""
+    """Return a hierarchy whose context drafts nothing at `PLACE`."""
     return HierarchyDrafter(*databases, lookahead=False, **options)  # type: ignore[arg-type]
 
 
 def wide(tokens: range, name: str, accept_prob: float) -> FixedDrafter:
-    """Many siblings of one reach."""
+    """Return a drafter of siblings with equal acceptance probabilities."""
     return FixedDrafter(list(tokens), name, accept_prob=[accept_prob] * len(tokens), siblings=True)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_the_text_stays_as_it_is(settings: str, batch: int) -> None:
+def test_a_broken_source_changes_no_token(settings: str, batch: int) -> None:
     with pytest.warns(RuntimeWarning, match="broken"):
         check_identity(HierarchyDrafter(BrokenDrafter()), settings, batch)
 
@@ -53,40 +54,39 @@ def test_the_first_source_fills_first() -> None:
     assert sorted(names(tree)) == [10, 11, 12, 13, 14, 15, 20, 21]
 
 
-def test_a_full_source_starves_no_other() -> None:
-    sources = [wide(range(10, 40), "a", 0.9), wide(range(40, 60), "b", 0.2)]
-    sources.append(wide(range(60, 80), "c", 0.2))
-    trees = [source.open(REQUEST).propose(PLACE, 10) for source in sources]
+def test_later_sources_get_their_reserve() -> None:
+    nodes = (range(10, 40), "a", 0.9), (range(40, 60), "b", 0.2), (range(60, 80), "c", 0.2)
+    trees = [wide(*each).open(REQUEST).propose(PLACE, 10) for each in nodes]
     merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(trees)])
     chosen = fill(merged, offers, 3, 10, 2, 0.1)
     assert [sum(offers[node] == 1 << i for node in chosen) for i in range(3)] == [6, 2, 2]
 
 
-def test_what_nobody_is_sure_of_is_taken_by_accept_prob() -> None:
+def test_nodes_below_sure_are_taken_by_accept_prob() -> None:
     unsure, little = wide(range(10, 30), "a", 0.01), wide(range(30, 40), "b", 0.05)
     result = list(names(levels(unsure, little).open(REQUEST).propose(PLACE, 12)).values())
     assert [result.count(name) for name in "ab"] == [2, 10]
 
 
-def test_places_that_a_source_leaves_free_are_filled_by_the_others() -> None:
+def test_an_unused_reserve_goes_to_other_sources() -> None:
     drafter = levels(wide(range(10, 30), "a", 0.9), FixedDrafter([1], "b", accept_prob=[0.9]))
     result = list(names(drafter.open(REQUEST).propose(PLACE, 10)).values())
     assert [result.count(name) for name in "ab"] == [9, 1]
 
 
-def test_shared_beginnings_are_counted_once() -> None:
+def test_shared_prefixes_are_counted_once() -> None:
     one = FixedDrafter([5, 6, 7], "a", accept_prob=[0.9, 0.8, 0.7])
     two = FixedDrafter([5, 6, 8], "b", accept_prob=[0.9, 0.8, 0.7])
     tree = levels(one, two).open(REQUEST).propose(PLACE, 4)
     assert names(tree) == {5: "a", 6: "a", 7: "a", 8: "b"}
 
 
-def test_nothing_is_drafted_where_there_is_nothing() -> None:
+def test_no_draft_without_proposals_or_budget() -> None:
     assert len(levels(FixedDrafter([], "a")).open(REQUEST).propose(PLACE, 4)) == 0
     assert len(levels(FixedDrafter([5])).open(REQUEST).propose(PLACE, 0)) == 0
 
 
-def test_it_is_a_drafter_of_the_kind_of_its_parts() -> None:
+def test_kind_and_needs_follow_from_the_levels() -> None:
     plain, coupled = FixedDrafter([1]), FixedDrafter([2], kind=DraftKind.COUPLED)
     assert levels(plain).kind is DraftKind.DETERMINISTIC
     both = HierarchyDrafter(plain, coupled)
@@ -119,11 +119,15 @@ def test_the_budget_is_filled_with_whole_paths(
 
 VOCAB = tiny.VOCAB
 FORMS: tuple[Form, ...] = ("trie", "ngram")
+ANSWERS, TEXT = (
+    FixedDrafter(range(first, first + 4), name, accept_prob=[0.5, 0.4, 0.3, 0.2])
+    for first, name in ((20, "answers"), (30, "statistics"))
+)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus of the answers, each with a fault in it, and one of other text."""
+    """Return a folder with a corpus of answers with one wrong token each, and one of prompts."""
     root = tmp_path_factory.mktemp("stores")
     answers = [tokens for settings in SAMPLINGS for tokens in expected(settings, 4)]
     texts = [[*p[-3:], *a[:9], 0, *a[10:]] for p, a in zip(2 * PROMPTS, answers, strict=True)]
@@ -133,16 +137,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drafted(drafter: HierarchyDrafter, text: list[int], budget: int = 16) -> DraftTree:
-    session = drafter.open(DraftRequest(tuple(text), VOCAB))
-    return session.propose(DraftContext(list(text), len(text), 50), budget)
+    return drafter.open(DraftRequest(tuple(text), VOCAB)).propose(at(text), budget)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("settings", SAMPLINGS)
 @pytest.mark.parametrize("method", [*FORMS, "rest", "auto"])
-def test_no_token_changes_with_a_store_beside_the_text(
-    method: str, settings: str, batch: int, folder: Path
-) -> None:
+def test_stores_change_no_token(method: str, settings: str, batch: int, folder: Path) -> None:
     drafter: Drafter
     if method in FORMS:
         form: Any = method
@@ -156,20 +157,15 @@ def test_no_token_changes_with_a_store_beside_the_text(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_level_drafts_under_its_name(form: Form) -> None:
-    context = [1, 2, 3, 4, 5, 6, 7, 8, 1]
-    answers = FixedDrafter([20, 21, 22, 23], "answers", accept_prob=[0.5, 0.4, 0.3, 0.2])
-    corpus = FixedDrafter([30, 31, 32, 33], "statistics", accept_prob=[0.5, 0.4, 0.3, 0.2])
-    result = names(drafted(HierarchyDrafter(answers, corpus, form=form), context))
-    assert result[2] == ("context" if form == "trie" else "ngrams")
-    assert result[20] == "answers"
-    assert result[30] == "statistics"
+    drafter = HierarchyDrafter(ANSWERS, TEXT, form=form)
+    result = names(drafted(drafter, [1, 2, 3, 4, 5, 6, 7, 8, 1]))
+    first = "context" if form == "trie" else "ngrams"
+    assert (result[2], result[20], result[30]) == (first, "answers", "statistics")
 
 
-def test_a_full_context_starves_no_other_level() -> None:
+def test_later_levels_get_their_reserve_beside_a_full_context() -> None:
     context = [token for i in range(7) for token in (1, *range(40 + 5 * i, 45 + 5 * i))] + [1]
-    answers = FixedDrafter([20, 21, 22, 23], "answers", accept_prob=[0.5, 0.4, 0.3, 0.2])
-    corpus = FixedDrafter([30, 31, 32, 33], "statistics", accept_prob=[0.5, 0.4, 0.3, 0.2])
-    result = names(drafted(HierarchyDrafter(answers, corpus, form="ngram"), context, 64))
+    result = names(drafted(HierarchyDrafter(ANSWERS, TEXT, form="ngram"), context, 64))
     counts = [list(result.values()).count(name) for name in ("ngrams", "answers", "statistics")]
     assert sum(counts) == 28  # seven n-grams of four more tokens
     assert counts[0] >= 14
@@ -177,7 +173,7 @@ def test_a_full_context_starves_no_other_level() -> None:
     assert counts[2] >= 3
 
 
-def test_the_ngram_form_asks_the_corpus_as_the_paper_does(folder: Path) -> None:
+def test_the_ngram_form_queries_the_corpus_with_two_tokens_then_one(folder: Path) -> None:
     corpus = CorpusIndex.open(folder / "c.store")
     plain, paper = (HierarchyDrafter(None, corpus, form=form) for form in FORMS)
     rest = paper.drafters[-1]
@@ -206,12 +202,12 @@ def test_levels_may_be_left_out() -> None:
     assert HierarchyDrafter(form="ngram").needs.top_tokens == 1
 
 
-def test_second_choices_stand_in_for_lookahead() -> None:
+def test_token_recycling_replaces_lookahead_in_the_trie_form() -> None:
     session = HierarchyDrafter(form="trie").open(DraftRequest((1, 2), VOCAB))
     session.observe_prefill(
         Prefill(np.array([1, 2]), TopTokens.of(torch.tensor([[7, 8], [9, 10]])))
     )
-    tree = session.propose(DraftContext([1, 2], 2, 50), 4)
+    tree = session.propose(at([1, 2]), 4)
     assert names(tree) == {9: "recycling", 10: "recycling"}
 
 

@@ -1,4 +1,4 @@
-"""Tables of next tokens, and `auto` over a model that brings one."""
+"""Tables of next tokens, and `auto` with a model whose folder has a table."""
 
 import copy
 import pickle
@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from ragspec import Engine, Sampling
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftRequest
 from ragspec.errors import InputError, StoreError
 from ragspec.models import resolve
 from ragspec.retrievers import NextTokenDrafter
 from tests.support import tiny
 from tests.support.identities import PROMPTS
 from tests.support.next_tokens import write
+from tests.support.spelling import at
 
 ROWS = {
     (5,): {1: 200, 2: 30},
@@ -28,7 +29,7 @@ ROWS = {
 
 def drafted(drafter: NextTokenDrafter, text: Sequence[int], nodes: int, chains: bool) -> list[int]:
     session = drafter.open(DraftRequest(tuple(text), 10, chains=chains))
-    tree = session.propose(DraftContext([*text], len(text), 50), nodes)
+    tree = session.propose(at(text), nodes)
     assert (np.diff(tree.accept_prob) <= 0).all()
     assert not chains or tree.parents.tolist() == list(range(-1, len(tree) - 1))
     return [*map(int, tree.tokens)]
@@ -39,27 +40,20 @@ def test_the_longest_known_key_drafts_the_likeliest_first(tmp_path: Path, size: 
     drafter = NextTokenDrafter(write(tmp_path / "table.npy", ROWS, size))
     assert drafted(drafter, [0, 3, 4, 5], 4, False) == [9, 1, 8]  # 8 follows 9
     assert drafted(drafter, [0, 3, 4, 5], 4, True) == [9, 8]
-    for text, best in (
-        ([4, 5], [3, 6, 7]),
-        ([7, 4, 5], [3, 6, 7]),
-        ([5], [1, 2]),
-        ([3, 7, 5], [1, 2]),
-    ):
-        assert drafted(drafter, text, 9, False) == best
+    for text, key in (([4, 5], (4, 5)), ([7, 4, 5], (4, 5)), ([5], (5,)), ([3, 7, 5], (5,))):
+        assert drafted(drafter, text, 9, False) == [*ROWS[key]]
         session = drafter.open(DraftRequest((), 10))
-        chance = session.expected_acceptance(DraftContext(text, 1, 50))
-        assert chance == ROWS[(4, 5) if text[-2:] == [4, 5] else (5,)][best[0]] / 255
+        assert session.expected_acceptance(at(text)) == max(ROWS[key].values()) / 255
     assert drafted(drafter, [4, 5, 0], 9, False) == drafted(drafter, [5], 0, False) == []
 
 
 def change(field: str, new: Callable[[Any], Any]) -> Callable[[Path], object]:
-    """Return a function that writes a table whose field was changed."""
+    """Return a function that writes a table with a changed field."""
 
     def save(path: Path) -> None:
         rows = np.load(write(path, ROWS))
-        fields = {
-            name: rows[name] if name != field else new(rows[name]) for name in rows.dtype.names
-        }
+        fields = {name: rows[name] for name in rows.dtype.names}
+        fields[field] = new(fields[field])
         kinds = [(name, each.dtype, each.shape[1:]) for name, each in fields.items()]
         table = np.zeros(len(rows), kinds)
         for name, each in fields.items():
@@ -100,7 +94,7 @@ def test_a_damaged_table_is_refused(tmp_path: Path, kind: str) -> None:
         NextTokenDrafter(path)
 
 
-def test_tables_of_other_models_and_elsewhere_are_not_used(
+def test_only_a_table_in_the_folder_of_its_model_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

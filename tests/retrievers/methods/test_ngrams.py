@@ -28,7 +28,7 @@ def held(session: NGramSession) -> set[tuple[int, ...]]:
     return {(token, *rest) for token in range(VOCAB) for rest in pool.after(token)}
 
 
-def test_a_full_list_forgets_what_was_visible_the_longest_ago() -> None:
+def test_a_full_list_drops_the_ngram_added_longest_ago() -> None:
     pool = NGramPool(level=2, guess=3)
     for last in (1, 2, 3, 1, 4):
         pool.add((9, last))
@@ -42,7 +42,7 @@ def test_every_run_of_tokens_is_an_ngram(text: list[int], level: int) -> None:
     assert list(ngrams_of(text, level)) == expected
 
 
-def test_the_prompt_and_the_texts_are_drafted_from() -> None:
+def test_drafts_come_from_the_prompt_and_the_texts() -> None:
     texts = (SourceText((7, 20, 21)), SourceText((22, 7, 23, 24)))
     drafter = NGramDrafter(level=3, guess=4)
     tree = drafter.open(request(7, 8, 9, 1, 7, texts=texts)).propose(at([7, 8, 9, 1, 7]), 16)
@@ -50,7 +50,7 @@ def test_the_prompt_and_the_texts_are_drafted_from() -> None:
     assert tree.sources == ("ngrams",)
 
 
-def test_steps_without_a_hit_leave_no_gap() -> None:
+def test_steps_without_a_draft_leave_no_gap_in_the_pool() -> None:
     text = [1, 2, 3]
     session = NGramDrafter(level=3, guess=4, lookahead=False).open(request(*text))
     for token in (11, 12, 13, 14, 11):  # every step emits one token, none was drafted
@@ -74,7 +74,7 @@ def test_every_ngram_of_the_text_is_in_the_pool_at_once(
         done += data.draw(st.integers(1, 5))
 
 
-def test_ngrams_with_one_beginning_share_its_nodes() -> None:
+def test_ngrams_with_a_common_prefix_share_its_nodes() -> None:
     text = [1, 2, 3, 4, 1, 2, 3, 5, 1, 6, 7, 8, 1]
     session = NGramDrafter(level=4, guess=4, lookahead=False).open(request())
     tree = session.propose(at(text), 16)
@@ -86,7 +86,7 @@ def test_ngrams_with_one_beginning_share_its_nodes() -> None:
     assert depths(session.propose(at(text, left=3), 16).parents).max() == 2
 
 
-def test_verified_branches_and_what_the_target_preferred_become_ngrams() -> None:
+def test_verified_branches_with_the_best_next_token_become_ngrams() -> None:
     session = NGramDrafter(level=3, guess=4).open(request(1, 2))
     session.propose(at([1, 2]), 4)
     tree = DraftTree.build([5, 6, 8], [-1, 0, -1], "other")
@@ -98,7 +98,7 @@ def test_verified_branches_and_what_the_target_preferred_become_ngrams() -> None
     assert (2, 9, 13) in held(session)
 
 
-def test_accept_prob_learns_from_what_the_target_refuses() -> None:
+def test_rejections_lower_accept_prob() -> None:
     text = [1, 2, 3, 1]
     session = NGramDrafter(level=3, lookahead=False).open(request(*text))
     known = []
@@ -110,6 +110,6 @@ def test_accept_prob_learns_from_what_the_target_refuses() -> None:
     assert known[-1] < 0.6 * known[0]
 
 
-def test_tokens_that_the_target_lacks_are_not_drafted() -> None:
+def test_tokens_outside_the_vocabulary_are_not_drafted() -> None:
     session = NGramDrafter(level=3).open(request(texts=(SourceText((1, 2, VOCAB)),)))
     assert session.propose(at([1]), 4).tokens.tolist() == [2]

@@ -1,4 +1,4 @@
-"""An index that follows a text drafts what one that is made of the whole text drafts."""
+"""Prompt lookup, the `auto` drafter, and indexes that follow a growing text."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,6 +25,7 @@ from tests.support import tiny
 from tests.support.fixed import FixedDrafter, fake_clock
 from tests.support.identities import PROMPTS
 from tests.support.noisy import NoisyTrees
+from tests.support.spelling import at
 
 VOCAB = 5
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
@@ -32,11 +33,11 @@ tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
 
 def propose(prompt: list[int], budget: int = 10, left: int = 50, **knobs: Any) -> DraftTree:
     session = LookupDrafter(**knobs).open(DraftRequest(tuple(prompt), 100))
-    return session.propose(DraftContext(list(prompt), len(prompt), left), budget)
+    return session.propose(at(prompt, left), budget)
 
 
 def searched(text: list[int], longest: int, shortest: int, n: int) -> list[int]:
-    """The naive search: every size, every place."""
+    """Search every n-gram size at every position."""
     for size in range(min(longest, len(text)), shortest - 1, -1):
         at = [i for i in range(len(text) - size) if text[i : i + size] == text[-size:]]
         if at:
@@ -68,31 +69,29 @@ def test_the_copy_is_that_of_transformers(size: int) -> None:
 def test_overlapping_spans_give_each_token_one_origin() -> None:
     prompt = (1, 2, 3, 4, 9, 1, 2)
     request = DraftRequest(prompt, 50, spans=((0, 3, 0, 10), (2, 4, 1, 50)))
-    tree = LookupDrafter().open(request).propose(DraftContext(list(prompt), 7, 50), 3)
+    tree = LookupDrafter().open(request).propose(at(prompt), 3)
     assert tree.origin.tolist() == [[1, 50], [1, 51], [-1, -1]]
 
 
 @pytest.mark.parametrize("name", ["context", "match", "suffix", "lookup"])
-def test_further_texts_are_copied_with_their_origin_and_never_run_into_each_other(
-    name: str,
-) -> None:
+def test_a_copy_of_a_further_text_has_its_origin_and_ends_with_it(name: str) -> None:
     texts = (SourceText((7, 8, 9, 6), 3, 40), SourceText((1, 2), 4))
     session: Any = DRAFTERS[name].open(DraftRequest((5, 7, 8), 100, texts=texts))
-    tree = session.propose(DraftContext([5, 7, 8], 3, 50), 10)
+    tree = session.propose(at([5, 7, 8]), 10)
     assert tree.tokens.tolist() == [9, 6]
     assert tree.origin.tolist() == [[3, 42], [3, 43]]
     assert tree.sources == (name,) and tree.kind is DraftKind.DETERMINISTIC
     assert name == "context" or session.matched == 2
 
 
-def test_it_keeps_to_the_budget_and_tells_its_match() -> None:
+def test_lookup_respects_the_budget_and_reports_its_match() -> None:
     text = [1, 2, 3, 4, 5, 6, 1, 2]
     assert len(propose(text, budget=2)) == 2
     assert len(propose(text, left=3)) == 2
     assert len(propose(text, left=1)) == len(propose(text, budget=0)) == 0
     session = LookupDrafter().open(DraftRequest(tuple(text), 100))
     assert isinstance(session, LookupSession)
-    session.propose(DraftContext(list(text), 8, 50), 4)
+    session.propose(at(text), 4)
     assert session.matched == 2
 
 
@@ -102,7 +101,7 @@ def test_accept_prob_never_rises_and_is_larger_for_longer_matches() -> None:
     assert long.accept_prob[0] > short.accept_prob[0] > 0
 
 
-def test_everything_available_becomes_one_tree_of_equals() -> None:
+def test_auto_fuses_all_available_sources() -> None:
     drafter = AutoDrafter(NoisyTrees({}))
     assert [each.name for each in drafter.drafters] == ["context", "noisy", "recycling"]
     target = CausalTarget(tiny.model())
@@ -110,7 +109,7 @@ def test_everything_available_becomes_one_tree_of_equals() -> None:
     assert [each.name for each in getattr(built, "drafters")] == ["context", "recycling", "model"]  # noqa: B009
 
 
-def test_the_prompt_is_read_once_and_not_for_second_choices() -> None:
+def test_auto_needs_no_top_tokens_of_the_prompt() -> None:
     drafter = AutoDrafter()
     assert drafter.needs.top_tokens > 0 and not drafter.needs.prompt_top_tokens
 
@@ -145,7 +144,7 @@ def spelled(tree: DraftTree) -> object:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @given(texts, texts, st.lists(texts, min_size=1, max_size=5))
-def test_what_was_followed_drafts_as_what_is_created_again(
+def test_a_session_that_followed_a_text_drafts_as_a_fresh_session(
     name: str, source: list[int], prompt: list[int], chunks: list[list[int]]
 ) -> None:
     request = DraftRequest(tuple(prompt), GROWING_TEXT_VOCAB, texts=(SourceText(tuple(source), 5),))
@@ -156,5 +155,5 @@ def test_what_was_followed_drafts_as_what_is_created_again(
         context = DraftContext(text, len(prompt), 50)
         whole = replace(request, prompt=tuple(text))
         fresh = DRAFTERS[name].open(whole).propose(context, 8)
-        for _ in range(2):  # nor does asking twice matter
+        for _ in range(2):  # a repeated proposal is the same
             assert spelled(selected.propose(context, 8)) == spelled(fresh)

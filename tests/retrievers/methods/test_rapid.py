@@ -45,7 +45,7 @@ def test_the_text_is_that_of_plain_decoding(sampling: Sampling, budget: Any) -> 
             assert result.tokens == plain.tokens and result.label == "exact"
 
 
-def test_over_the_same_prompt_it_is_the_draft_model() -> None:
+def test_rapid_with_the_same_prompt_equals_the_draft_model() -> None:
     prompt, sampling = tiny.prompt(30), Sampling(temperature=0.9, seed=5)
     for current in (None, prompt):
         result = engine(Rapid(target())).generate(prompt, sampling, draft_prompt=current, **INPUTS)
@@ -59,7 +59,7 @@ def test_over_the_same_prompt_it_is_the_draft_model() -> None:
     assert session.distributions()
 
 
-def test_what_it_reads_is_its_prompt_and_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drafter_reads_draft_prompt_and_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     read, requests = list[list[int]](), list[Any]()
 
     def look(session: Any, context: DraftContext, budget: int) -> list[int]:
@@ -80,7 +80,7 @@ def test_what_it_reads_is_its_prompt_and_what_was_written(monkeypatch: pytest.Mo
         assert tokens[7:] == result.tokens[: len(tokens) - 7]
 
 
-def test_it_goes_on_after_what_was_written_before() -> None:
+def test_a_resumed_text_equals_the_whole_text() -> None:
     prompt, current = tiny.prompt(40), tiny.prompt(6, seed=3)
     request = engine(Rapid(target()))
     whole = request.generate(prompt, draft_prompt=current, **INPUTS)
@@ -89,7 +89,7 @@ def test_it_goes_on_after_what_was_written_before() -> None:
     assert rest.tokens == whole.tokens and rest.report.accepted > 0
 
 
-def test_where_its_context_is_full_it_falls_silent() -> None:
+def test_no_draft_after_the_context_of_the_drafter_is_full() -> None:
     result = engine(Rapid(tiny.model(seed=1, max_position_embeddings=32))).generate(
         tiny.prompt(60), draft_prompt=tiny.prompt(20), max_new_tokens=40, ignore_eos=True
     )
@@ -97,7 +97,7 @@ def test_where_its_context_is_full_it_falls_silent() -> None:
     assert not result.report.faults
 
 
-def test_a_draft_ends_after_a_token_that_is_hardly_expected() -> None:
+def test_min_expected_gain_ends_a_draft_at_an_unlikely_path() -> None:
     """The confidence stop of the published code, on the probability of the whole path."""
     last: dict[float, list[float]] = {}
     for least in (0.0, 0.1):
@@ -108,7 +108,7 @@ def test_a_draft_ends_after_a_token_that_is_hardly_expected() -> None:
     assert len(last[0.0]) > len(last[0.1]) > 0 and min(last[0.0]) < 0.1 <= min(last[0.1])
 
 
-def test_who_wants_a_draft_prompt_is_known_through_others() -> None:
+def test_containers_need_a_draft_prompt_if_a_part_does() -> None:
     rapid = Rapid(target())
     assert rapid.needs.draft_prompt and engine([ContextDrafter(), rapid]).needs.draft_prompt
     assert Rasd(rapid, [ContextDrafter()]).needs.draft_prompt
@@ -199,7 +199,7 @@ def test_each_token_is_that_of_two_full_forwards(eta: float) -> None:
 
 
 @pytest.mark.parametrize("sampling", STEERED)
-def test_drafts_do_not_move_it(sampling: Sampling) -> None:
+def test_drafts_do_not_change_steered_text(sampling: Sampling) -> None:
     prompt = tiny.prompt(50)
     distribution = Steering(other())
     plain = steered(engine(), prompt, sampling, distribution)
@@ -245,7 +245,7 @@ def test_greedy_text_is_steered_in_logits() -> None:
 
 
 @pytest.mark.parametrize("sampling", STEERED[:2])
-def test_where_the_model_cannot_read_on_the_distribution_is_the_targets(sampling: Sampling) -> None:
+def test_steering_ends_where_the_model_cannot_read_the_text(sampling: Sampling) -> None:
     prompt, current = tiny.prompt(30), tiny.prompt(20, seed=3)
     short = tiny.model(seed=1, dtype=torch.float64, max_position_embeddings=32)
     few = tiny.model(seed=1, dtype=torch.float64, vocab_size=40)
@@ -260,14 +260,14 @@ def test_where_the_model_cannot_read_on_the_distribution_is_the_targets(sampling
         assert model is few or (plain.report.drift or 0.0) > 0.0
 
 
-def test_a_text_that_goes_on_is_steered_alike() -> None:
+def test_a_resumed_steered_text_equals_the_whole_text() -> None:
     inputs = engine("context"), tiny.prompt(40), STEERED[1], Steering(other())
     whole, first = steered(*inputs), steered(*inputs, stop_after=11)
     rest = steered(*inputs, resume_from=first.tokens)
     assert rest.tokens == whole.tokens
 
 
-def test_several_samples_and_memories_have_one_each() -> None:
+def test_each_sample_has_separate_steering() -> None:
     inputs = tiny.prompt(24), Sampling(temperature=0.9, n=3, seed=1), Steering(other())
     three, alone = steered(engine("context"), *inputs), steered(engine(), *inputs)
     assert [text.tokens for text in three] == [text.tokens for text in alone]
@@ -280,7 +280,7 @@ def test_bad_settings_are_refused(eta: float) -> None:
         Rapid(tiny.model(seed=1), eta=eta)
 
 
-def test_what_cannot_steer_is_refused() -> None:
+def test_drafters_and_models_that_cannot_steer_are_refused() -> None:
     with pytest.raises(InputError, match="expected a draft model, whose distribution steers"):
         Rapid(ContextDrafter(), eta=10.0)
     with pytest.raises(UnsupportedModelError):

@@ -29,7 +29,7 @@ def test_the_longest_match_is_continued_from_its_latest_place(text: list[int]) -
     for n in range(len(text) - 1, 0, -1):
         ends = [i + n for i in range(len(text) - n) if text[i : i + n] == text[-n:]]
         if ends:
-            # Behind the end of the text the copy itself is copied.
+            # After the end of the text the copy itself is copied.
             whole = list(text)
             for i in range(1 + 4 * n):
                 whole.append(whole[ends[-1] + i])
@@ -38,7 +38,7 @@ def test_the_longest_match_is_continued_from_its_latest_place(text: list[int]) -
     assert match(text) == expected[:40]
 
 
-def test_the_length_of_the_copy_follows_the_match() -> None:
+def test_a_match_of_m_tokens_is_continued_by_1_plus_4_m() -> None:
     text = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 3, 4, 2, 1, 0, 2, 0, 3, 1, 1]
     prompt = [*text, 4, 0]  # matches "4 0"
     assert len(match(prompt)) == 9
@@ -55,7 +55,7 @@ def test_the_longest_match_wins_and_discounts_count() -> None:
     assert chosen(Select([one, two], discount=2), [1, 2]) == ("two",)
 
 
-def test_the_fallback_drafts_where_no_match_is_long_enough() -> None:
+def test_the_fallback_drafts_if_no_match_reaches_the_threshold() -> None:
     short, other = FixedDrafter([7], "short", matched=4), FixedDrafter([8], "other")
     assert chosen(Select([short], other), [1]) == ("other",)
     assert chosen(Select([short], other, threshold=4), [1]) == ("short",)
@@ -69,7 +69,7 @@ def test_a_source_without_a_match_length_is_reported() -> None:
         session.propose(at([1]), 8)
 
 
-def test_the_kind_is_coupled_where_one_drafter_is() -> None:
+def test_select_is_coupled_if_one_drafter_is_not_deterministic() -> None:
     assert Select([ContextDrafter()]).kind is DraftKind.DETERMINISTIC
     sampled = FixedDrafter([7, 7], "sampled", kind=DraftKind.SAMPLED, siblings=True)
     select = Select([MatchDrafter()], sampled)

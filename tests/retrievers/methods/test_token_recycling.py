@@ -22,9 +22,8 @@ from ragspec.retrievers.methods.token_recycling import (
 from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.trees.operations import check, depths
 from tests.support.identities import PROMPTS, SAMPLINGS, target
-from tests.support.spelling import at
+from tests.support.spelling import at, check_draft, spelled
 
 VOCAB = 12
 REQUEST = DraftRequest((1, 2), VOCAB)
@@ -42,9 +41,9 @@ def step(tree: DraftTree, path: tuple[int, ...], last: int, top: list[list[int]]
     return Step(tree, path, tokens, best=TopTokens.of(torch.tensor(top)))
 
 
-def test_what_was_learned_from_an_answer_drafts_it_again_for_its_owner() -> None:
+def test_a_repeated_answer_takes_fewer_steps_for_the_same_owner() -> None:
     def steps(engine: Engine, tenant: str = "one") -> int:
-        engine.prefix_cache.clear()  # prompts teach, too
+        engine.prefix_cache.clear()  # so that rows are learned from the prompt again
         options: Any = {"max_new_tokens": 20, "ignore_eos": True, "tenant": tenant}
         return len(engine.generate(PROMPTS[0], SAMPLINGS["greedy"], **options).steps)
 
@@ -52,11 +51,13 @@ def test_what_was_learned_from_an_answer_drafts_it_again_for_its_owner() -> None
     first = steps(engine)
     assert steps(engine) <= 7 < first
     assert steps(engine, "another") == steps(copy.deepcopy(engine)) == first
-    changed = Engine(target(), drafter="recycling", budget=8, rule="typical")  # by its drafts
+    changed = Engine(
+        target(), drafter="recycling", budget=8, rule="typical"
+    )  # its text depends on drafts
     assert steps(changed) == steps(changed)
 
 
-def test_nothing_is_drafted_from_rows_that_nobody_learned() -> None:
+def test_unlearned_rows_draft_nothing() -> None:
     session = NeighbourDrafter().open(REQUEST)
     assert len(session.propose(at([1, 2]), 16)) == 0
     session = NeighbourDrafter(table({2: [4, 5, 6]})).open(REQUEST)
@@ -70,7 +71,7 @@ def test_nothing_is_drafted_from_rows_that_nobody_learned() -> None:
     [(None, (None, None), []), (None, ("a", "b"), []), (None, ("a", "a"), [7])]
     + [(table({}), (None, "a"), [7])],
 )
-def test_texts_learn_for_themselves_or_for_those_of_their_owner(
+def test_texts_share_rows_only_with_texts_of_the_same_owner(
     table: NeighbourTable | None, owners: tuple[str | None, ...], others: list[int]
 ) -> None:
     drafter = NeighbourDrafter(table, k=3)
@@ -83,7 +84,7 @@ def test_texts_learn_for_themselves_or_for_those_of_their_owner(
     assert table is not None or not len(smaller.propose(at([1, 2, 4, 1, 2]), 1))
 
 
-def test_of_more_owners_than_tables_the_one_unused_for_longest_is_forgotten() -> None:
+def test_the_least_recently_used_table_is_dropped() -> None:
     drafter = NeighbourDrafter(k=3)
     first = drafter.open(replace(REQUEST, owner="0"))
     first.propose(at([1, 2]), 4)
@@ -96,8 +97,8 @@ def test_of_more_owners_than_tables_the_one_unused_for_longest_is_forgotten() ->
         assert again.propose(at([1, 2]), 1).tokens.tolist() == known
 
 
-def test_the_accepted_one_of_equal_tokens_teaches() -> None:
-    # Token 4 stands in the tree three times: twice refused, once accepted (node 2).
+def test_of_equal_tokens_the_accepted_node_is_learned() -> None:
+    # Token 4 occurs in the tree three times.
     tree = DraftTree.build([4, 5, 4, 6, 4], [-1, -1, 1, 1, 3], "recycling")
     top = [[1, 0, 2], [7, 8, 9], [1, 0, 2], [3, 8, 9], [1, 0, 2], [10, 8, 9]]
     for accepted, best in (((1, 2), 3), ((), 7), ((1, 3, 4), 10)):
@@ -107,10 +108,10 @@ def test_the_accepted_one_of_equal_tokens_teaches() -> None:
         session.observe(step(tree, accepted, 11, top))
         row = known.find((-1, -1, 4))
         assert row is not None
-        assert row.tokens[0] == best  # of refused ones the first, which is the likeliest
+        assert row.tokens[0] == best  # if none is accepted, that of the likeliest node
 
 
-def test_the_text_is_followed_where_nothing_was_proposed() -> None:
+def test_steps_without_a_draft_advance_the_place() -> None:
     known = table({2: [4, 5, 6]})
     session = NeighbourDrafter(known).open(REQUEST)
     session.propose(at([1, 2]), 4)
@@ -122,7 +123,7 @@ def test_the_text_is_followed_where_nothing_was_proposed() -> None:
     assert row.tokens == [3, 8, 9]
 
 
-def test_the_prompt_teaches() -> None:
+def test_rows_are_learned_from_the_prompt() -> None:
     session = NeighbourDrafter(k=2).open(REQUEST)
     top = torch.tensor([[3, 4, 9], [5, 6, 9], [7, 8, 9]])
     session.observe_prefill(Prefill(np.array([1, 2, 3]), TopTokens.of(top)))
@@ -132,7 +133,7 @@ def test_the_prompt_teaches() -> None:
 
 
 @given(st.data())
-def test_trees_keep_their_promises(data: st.DataObject) -> None:
+def test_drafts_respect_their_limits_and_follow_the_rows(data: st.DataObject) -> None:
     k, orders = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     known = NeighbourTable(k, orders=orders)
     text = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=40))
@@ -143,19 +144,10 @@ def test_trees_keep_their_promises(data: st.DataObject) -> None:
     session = NeighbourDrafter(known).open(REQUEST)
     budget, left = data.draw(st.integers(0, 20)), data.draw(st.integers(1, 6))
     tree = session.propose(at(text, left), budget)
-    check(tree, VOCAB)
-    assert len(tree) <= budget
-    assert (depths(tree.parents) < left).all()
-    above = np.where(tree.parents < 0, 1.0, tree.accept_prob[tree.parents])
-    assert (tree.accept_prob <= above).all()
+    check_draft(tree, VOCAB, budget, left)
     assert (np.diff(tree.accept_prob) <= 1e-6).all()
-    for node, parent in enumerate(tree.parents.tolist()):
-        path = [int(tree.tokens[node])]
-        while parent != ROOT:
-            path.insert(0, int(tree.tokens[parent]))
-            parent = int(tree.parents[parent])
-        older, before, last = ([-1, -1, *text, *path[:-1]])[-3:]
-        row = known.find((older, before, last))
+    for path in spelled(tree):
+        row = known.find(last_place([*text, *path[:-1]]))
         assert row is not None
         assert path[-1] in row.tokens
 
@@ -167,13 +159,12 @@ def test_the_expected_acceptance_is_the_accept_prob_of_the_first_draft() -> None
     assert session.expected_acceptance(at([1, 9])) == 0.0
 
 
-def test_steps_without_a_draft_teach_by_the_time_of_the_next_one() -> None:
+def test_steps_without_a_draft_are_learned_before_the_next_draft() -> None:
     session = NeighbourDrafter(table({2: [4, 5, 6]})).open(REQUEST)
     session.propose(at([1, 2]), 4)
     text = [1, 2]
     for token in [7, 3] * 20:
-        top = [[token, 8, 9]]
-        session.observe(step(DraftTree.empty(), (), token, top))
+        session.observe(step(DraftTree.empty(), (), token, [[token, 8, 9]]))
         text.append(token)
     assert session.propose(at(text), 2).tokens.tolist() == [7, 3]
 
@@ -186,7 +177,7 @@ table_texts = st.lists(
 
 
 def naive(text: list[tuple[int, list[int]]], ending: list[int], orders: int) -> list[int] | None:
-    """What was best after the last place that ends like `ending`, the longest ending first."""
+    """Return the best tokens after the last occurrence of the longest suffix of `ending`."""
     whole = [t for t, _ in text]
     for order in range(min(orders, len(ending)), 0, -1):
         for end in range(len(whole), order - 1, -1):
@@ -205,7 +196,7 @@ def test_the_longest_known_key_is_detected(
     assert (None if result is None else list(result.tokens)) == naive(text, ending, orders)
 
 
-def test_a_row_is_surer_the_oftener_its_best_token_is_confirmed() -> None:
+def test_chances_rise_with_confirmations_of_the_best_token() -> None:
     table = NeighbourTable(K)
     assert table.find(last_place([1, 2])) is None
     for times in range(7):
@@ -235,7 +226,7 @@ def test_sizes_are_checked(sizes: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_surer_and_longer_rows_are_believed_more(order: int) -> None:
+def test_rank_rates_rise_with_confirmations_and_key_length(order: int) -> None:
     rates = [rank_rates(order, sure, 8) for sure in range(SUREST + 1)]
     for row in rates:
         assert list(row) == sorted(row, reverse=True) and row[-1] > 0 and sum(row) <= 1

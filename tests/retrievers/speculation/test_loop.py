@@ -124,9 +124,7 @@ def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
         assert (report.calls, report.queries) == (len(world.queries), sum(world.queries))
 
 
-def test_a_guess_that_is_preserved_is_visible_by_the_test_above(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_test_above_detects_wrong_guesses_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpeculativeRetrieval, "_take_back", lambda self, end, ahead: None)
     with pytest.raises(AssertionError):
         test_the_text_is_that_of_a_search_before_every_stride(0)
@@ -159,7 +157,7 @@ def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
     assert off.schedule.guesses == 0
 
 
-def test_the_guess_that_was_right_more_often_is_written_on() -> None:
+def test_the_guess_that_was_right_more_often_is_used() -> None:
     """Answers that never change: to stay is right, and the searcher's guess is always wrong."""
     steady = World(3, guess_right=0.0, length=80, always=[1, 2, 3])
     loop = run(steady, StrideSchedule(4, overlap=False))
@@ -205,7 +203,7 @@ def test_each_answer_is_that_of_the_search_that_confirmed_it() -> None:
         assert answer.query == loop.searcher.query(loop.strides[:end])
 
 
-def test_only_what_says_something_is_learned() -> None:
+def test_only_times_of_single_activities_are_learned() -> None:
     overlapped = run(World(3, length=20), StrideSchedule(1, overlap=True)).schedule
     assert [*map(len, overlapped.search.times.values())] == [1]  # the others shared their time
     assert not overlapped.strides  # the first one reads the prompt, the others shared their time
@@ -215,7 +213,7 @@ def test_only_what_says_something_is_learned() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("fails", ["write", "search", "guess"])
-def test_what_fails_is_heard_of(fails: str, overlap: bool) -> None:
+def test_errors_propagate_and_the_worker_thread_ends(fails: str, overlap: bool) -> None:
     def failing(*inputs: object) -> object:
         if world.written >= 3:
             raise OSError("the service is away")
@@ -233,7 +231,7 @@ def test_a_first_search_without_answers_is_refused() -> None:
         run(World(1, always=[]), StrideSchedule())
 
 
-def test_an_interrupt_keeps_what_would_not_have_been_taken_back() -> None:
+def test_cut_leaves_the_final_strides_after_an_interrupt() -> None:
     class Interrupted(World):
         def write(self, answer: int, before: Sequence[Stride]) -> tuple[Stride, bool]:
             if len(before) == 6:
@@ -249,7 +247,7 @@ def test_an_interrupt_keeps_what_would_not_have_been_taken_back() -> None:
     assert len(loop.answers) == len(loop.strides) == loop.report.strides > 0
 
 
-def test_a_slow_search_is_requested_less_often_and_a_fast_one_every_time() -> None:
+def test_slow_searches_are_batched_and_fast_ones_are_not() -> None:
     """On a clock of sleeps: ratios of 100; a stall of the machine may spoil one run, not three."""
 
     @dataclass

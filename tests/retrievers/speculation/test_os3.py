@@ -71,7 +71,7 @@ def test_strides_grow_with_the_chance_and_the_search(chance: float, most: int) -
     assert lengths[-1] > 3
 
 
-def test_a_search_that_takes_as_long_for_each_query_is_not_gain_a_batch() -> None:
+def test_no_speculation_if_each_query_costs_as_much_as_the_first() -> None:
     gated = schedule(20.0, 20.0, 20.0, 0.8, overlap=False)
     plans = [gated.next() for _ in range(2 * GLANCE)]
     assert {plan.strides for plan in plans} == {1}
@@ -84,13 +84,13 @@ def test_a_search_that_takes_as_long_for_each_query_is_not_gain_a_batch() -> Non
     assert not any(gated.next().guesses for _ in range(GLANCE - 1))  # counted from there again
 
 
-def test_nothing_is_risked_before_anything_was_timed() -> None:
+def test_the_first_plan_before_any_timing() -> None:
     assert StrideSchedule().next() == StridePlan()
     assert StrideSchedule(fixed=1, overlap=False).next() == StridePlan(1, guesses=False)
     assert StrideSchedule(fixed=5).next() == StridePlan(5)
 
 
-def test_outliers_and_old_guesses_fade() -> None:
+def test_outliers_are_ignored_and_old_guesses_fade() -> None:
     instance = schedule(10.0, 50.0, 0.0, 0.9)
     before = instance.next()
     instance.strides.append(4000.0)
@@ -102,7 +102,7 @@ def test_outliers_and_old_guesses_fade() -> None:
     assert instance.next().strides <= 2
 
 
-def test_a_batch_that_was_not_visible_costs_by_the_nearest_that_was() -> None:
+def test_an_unmeasured_batch_size_is_scaled_from_the_nearest() -> None:
     instance = StrideSchedule()
     instance.search.further = 0.1
     assert instance.search.of(3) == 0.0
@@ -113,14 +113,14 @@ def test_a_batch_that_was_not_visible_costs_by_the_nearest_that_was() -> None:
     assert instance.search.of(6) == pytest.approx(300.0 * 1.5 / 1.4)
 
 
-def test_now_and_then_a_round_is_not_overlapped() -> None:
+def test_one_round_in_ten_is_not_overlapped() -> None:
     instance = schedule(20.0, 30.0, 0.0, 0.9)
     plans = [instance.next() for _ in range(40)]
     assert sum(not plan.overlapped for plan in plans) == 4
     assert len({plan.strides for plan in plans}) == 1
 
 
-def test_what_overlaps_is_learned() -> None:
+def test_the_share_hidden_by_an_overlap_is_learned() -> None:
     instance = schedule(20.0, 30.0, 0.0, 0.9)
     for _ in range(30):
         instance.learn_overlap(20.0, 30.0, 50.0)
