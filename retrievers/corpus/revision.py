@@ -118,8 +118,8 @@ class Revision:
     def __init__(self, folder: Path, store: OpenStore | None, catalogue: Catalogue) -> None:
         self.folder = folder
         self.catalogue = catalogue
-        self._store = store
-        self._old = {record.name for record in catalogue.segments} if store else set()
+        # By name of a segment of an older generation, that generation.
+        self._stores = {} if store is None else {r.name: store for r in catalogue.segments}
 
     def write(self, documents: Iterable[Document], scope: str, source: SegmentSource) -> None:
         """Write one segment, the newest of the catalogue, if there is any text."""
@@ -144,13 +144,10 @@ class Revision:
 
     def documents(self, record: SegmentRecord) -> list[Document]:
         """Return the texts of a segment, checked against their hashes, oldest first."""
-        catalogue = self.catalogue
-        if record.name in self._old and self._store is not None:
-            segment = open_segment(self._store, catalogue, record, "full")
-        else:
-            folder = self.folder / record.name
-            segment = Segment.open(folder, catalogue.vocab_size, catalogue.depth)
-        return list(segment.documents())
+        catalogue, folder = self.catalogue, self.folder / record.name
+        if store := self._stores.get(record.name):
+            return list(open_segment(store, catalogue, record, "full").documents())
+        return list(Segment.open(folder, catalogue.vocab_size, catalogue.depth).documents())
 
     def append(self, documents: Sequence[Document], scope: str, largest: int = MERGED) -> None:
         """Add appended text of a scope, merged with the newest segments if that pays.
@@ -181,8 +178,8 @@ class Revision:
         """Carry over the unchanged segments and return the contents of the generation."""
         carried: dict[str, FileRecord] = {}
         for record in self.catalogue.segments:
-            if record.name in self._old and self._store is not None:
-                carried |= carry(self._store, files_of(self._store, record), self.folder)
+            if store := self._stores.get(record.name):
+                carried |= carry(store, files_of(store, record), self.folder)
         return Contents(self.catalogue.parameters, self.catalogue.fingerprints, carried)
 
 

@@ -59,14 +59,13 @@ class LookupSession(DraftSession):
     def __init__(self, drafter: LookupDrafter, request: DraftRequest) -> None:
         self._drafter = drafter
         self.matched: int = 0
-        before = [token for text in request.texts for token in (*text.tokens, _BORDER)]
-        self._origin = RequestText(request).origin
-        self._base = len(before)
-        self._tokens = array("i", before)
+        self._text = RequestText(request)
+        texts = (token for text in request.texts for token in (*text.tokens, _BORDER))
+        self._tokens = array("i", texts)
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return a chain of at most `budget` nodes, no deeper than the remaining tokens."""
-        self._tokens.extend(context.tokens[len(self._tokens) - self._base :])
+        self._tokens.extend(context.tokens[len(self._tokens) - self._text.base :])
         n = min(budget, context.remaining - 1, self._drafter.tokens)
         start = self._find() if n > 0 else -1
         if start < 0:
@@ -78,7 +77,7 @@ class LookupSession(DraftSession):
             copied,
             self._drafter.name,
             accept_prob=chain_accept_prob(self.matched, len(copied)),
-            origin=[self._origin(start + i) for i in range(len(copied))],
+            origin=[self._text.origin(start + i) for i in range(len(copied))],
         )
 
     def _find(self) -> int:
@@ -86,7 +85,7 @@ class LookupSession(DraftSession):
         drafter, held = self._drafter, np.frombuffer(self._tokens, np.intc)
         starts = np.flatnonzero(held[:-1] == held[-1]) + 1
         starts, first = starts[held[starts] != _BORDER], -1
-        for n in range(1, min(drafter.longest, len(held) - self._base) + 1):
+        for n in range(1, min(drafter.longest, len(held) - self._text.base) + 1):
             if n > 1:
                 starts = starts[starts >= n]
                 starts = starts[held[starts - n] == held[-n]]

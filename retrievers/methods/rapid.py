@@ -193,15 +193,13 @@ class SteeredText(RowTransform):
     def __init__(
         self, start: TextStart, prompt: Sequence[int], cache: "DraftCache", steering: Steering
     ) -> None:
-        self._taken = start.distribution.without_lazy()
-        taken, sampling = self._taken, start.distribution.sampling
-        self._compared = taken  # of greedy text at temperature 1
-        if taken.sampling.greedy:
+        self._taken = self._compared = taken = start.distribution.without_lazy()
+        if taken.sampling.greedy:  # compared at temperature 1
             hot = Sampling(temperature=1.0)
             self._compared = TokenDistribution(
                 hot, taken.noise, taken.prompt_length, taken.processors
             )
-        self._scale = steering.eta * (1.0 if sampling.greedy else sampling.temperature)
+        self._scale = steering.eta * self._compared.sampling.temperature
         self._cache = cache
         self._text = list(prompt)
         self._tree = DraftTree.empty()
