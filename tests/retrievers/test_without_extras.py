@@ -1,4 +1,4 @@
-"""Beside a host that brings other packages, drafters work with what the core needs alone."""
+"""Drafters work with the packages of the core alone, as inside vLLM or SGLang."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ BLOCKED = (
     "sentence_transformers", "diffusers", "faiss", "datasets", "lxml", "pypdfium2",
     "docx", "pptx", "openpyxl", "accelerate", "peft", "rich", "typer", "jinja2",
 )  # fmt: skip
-# What a drafter that is not built from text alone lacks here, as its descriptor says.
+# It drafts with every method that needs no more than a store.
 CODE = """
 import importlib, json, pkgutil, sys
 for name in {blocked!r}:
@@ -51,7 +51,7 @@ def test_drafters_work_without_optional_packages(root: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     refused, drafted = json.loads(done.stdout.splitlines()[-1])
     assert not refused, refused
-    learners = {"recycling"}  # it has been taught nothing yet
+    learners = {"recycling"}  # it has learned no rows yet
     assert set(drafted) >= {"context", "lookup", "suffix", "rest", "hierarchy", "auto", "select"}
     for name, trees in drafted.items():
         assert (name in learners) == (not any(trees)), name

@@ -1,6 +1,7 @@
-"""A text on guesses is that of every search and of the equation; and what a user sees of it."""
+"""kNN text equals a naive mixture with and without guesses; streams, interrupts and errors."""
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +41,26 @@ def engine(drafter: Any = None, **options: Any) -> Engine:
     return Engine(tiny.model(dtype=torch.float64), tiny.tokenizer(), drafter, budget=8, **options)
 
 
+def to_length(tokens: int) -> dict[str, Any]:
+    """Return the options of a text of exactly so many tokens."""
+    return {"max_new_tokens": tokens, "ignore_eos": True}
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
-    """Return what the model saw in its own texts, so that neighbours are close, and some twice."""
-    request = engine()
-    results = [
-        request.generate(
-            tiny.prompt(9, seed=i), Sampling(temperature=0.8, seed=i), max_new_tokens=60,
-            ignore_eos=True,
-        ).tokens
-        for i in range(10)
-    ]  # fmt: skip
+    """Return a datastore of the model's texts, two of them twice, so that neighbours are close."""
+    model, texts = engine(), list[list[int]]()
+    for i in range(10):
+        sampling = Sampling(temperature=0.8, seed=i)
+        texts.append(model.generate(tiny.prompt(9, seed=i), sampling, **to_length(60)).tokens)
     path = tmp_path_factory.mktemp("knn") / "store"
-    return Datastore.build([*results, results[2], results[5]], request, path)
+    return Datastore.build([*texts, texts[2], texts[5]], model, path)
 
 
 def naive(
     store: Datastore, lm: KnnLM, prompt: list[int], sampling: Sampling, new: int
 ) -> list[int]:
-    """Return the text of the equation: whole forwards of transformers, all distances, one token."""
+    """Return the tokens of the mixture, by full forwards of transformers and all distances."""
     model, tokens = tiny.model(dtype=torch.float64), list(prompt)
     keys = np.asarray(store.keys, np.float64)
     noise = NoiseStream(sampling.seed_of(0) or 0, 0)
@@ -118,7 +120,7 @@ def test_speculation_does_not_change_the_text(store: Datastore, cases: int) -> N
             options["stop"] = request.tokenizer.decode(whole.tokens[4:6]) or None
             whole = off.generate(prompt, sampling, **options)
         lm = KnnLM(request, store, speculate=sample.choice(("auto", 1, 2, 5, 16)), **settings)
-        for _ in range(2):  # the second time with what was learned
+        for _ in range(2):  # the second time with the learned schedule
             result = lm.generate(prompt, sampling, **options)
             assert result.tokens == whole.tokens and result.text == whole.text
             assert result.finish_reason == whole.finish_reason
@@ -131,11 +133,11 @@ def test_speculation_does_not_change_the_text(store: Datastore, cases: int) -> N
             assert message is not None and message.strides == len(whole.tokens)
             assert result.report.tokens == len(whole.tokens)
             hits, wasted = hits + message.hits, wasted + message.wasted
-    assert hits > 2 * cases and wasted > 2 * cases  # right and wrong guesses, plenty of both
+    assert hits > 2 * cases and wasted > 2 * cases  # many right and wrong guesses
 
 
 class Oracle(NeighbourCache):
-    """A cache that always knows, or never does."""
+    """A cache whose neighbours are always right, or always wrong."""
 
     knows = True
 
@@ -154,13 +156,13 @@ def test_right_and_wrong_guesses_do_not_change_the_text(
     for sampling in SAMPLINGS:
         settings: dict[str, Any] = {"k": 16, "weight": 0.95, "temperature": 40.0}
         off = KnnLM(engine(), store, speculate="off", **settings)
-        whole = off.generate(tiny.prompt(), sampling, max_new_tokens=30, ignore_eos=True)
+        whole = off.generate(tiny.prompt(), sampling, **to_length(30))
         lm = KnnLM(engine(), store, speculate=5, **settings)
-        result = lm.generate(tiny.prompt(), sampling, max_new_tokens=30, ignore_eos=True)
+        result = lm.generate(tiny.prompt(), sampling, **to_length(30))
         assert result.tokens == whole.tokens
         message = result.report.retrieval
         assert message is not None
-        if message.gated == message.rounds:  # a processor that must not be asked twice
+        if message.gated == message.rounds:  # a stateful processor, which is called once a token
             continue
         guessed += 1
         if knows:
@@ -173,32 +175,27 @@ def test_right_and_wrong_guesses_do_not_change_the_text(
 def test_unchecked_guesses_change_the_text(
     store: Datastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings: dict[str, Any] = {"k": 16, "weight": 0.9, "temperature": 40.0}
-    lm = KnnLM(engine(), store, speculate=4, **settings)
-    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
-    right = lm.generate(tiny.prompt(), **options).tokens
+    lm = KnnLM(engine(), store, speculate=4, k=16, weight=0.9, temperature=40.0)
+    right = lm.generate(tiny.prompt(), **to_length(30)).tokens
     monkeypatch.setattr(knn_lm.KnnText, "_check", lambda self, distribution, new: (len(new), None))
-    assert lm.generate(tiny.prompt(), **options).tokens != right
+    assert lm.generate(tiny.prompt(), **to_length(30)).tokens != right
 
 
 def test_a_stateful_processor_is_called_once_for_each_token(store: Datastore) -> None:
-    instance = []
-    inputs: tuple[Any, ...] = ("off", "auto", 4)
+    texts, prompt, inputs = list[list[int]](), tiny.prompt(), list[Any](("off", "auto", 4))
     for speculate in inputs:
-        processor = StatefulProcessor()
-        result = KnnLM(engine("auto"), store, speculate=speculate).generate(
-            tiny.prompt(), max_new_tokens=25, ignore_eos=True, logits_processor=[processor]
-        )
-        instance.append(result.tokens)
+        lm, processor = KnnLM(engine("auto"), store, speculate=speculate), StatefulProcessor()
+        result = lm.generate(prompt, logits_processor=[processor], **to_length(25))
+        texts.append(result.tokens)
         lengths = [len(ids) for (ids,) in processor.calls]
-        assert lengths == list(range(len(tiny.prompt()), len(tiny.prompt()) + 25))
-    assert instance[0] == instance[1] == instance[2]
+        assert lengths == list(range(len(prompt), len(prompt) + 25))
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_tokens_wait_for_searches_if_guessing_does_not_pay(store: Datastore) -> None:
     lm = KnnLM(engine(), store)
     for _ in range(2):
-        result = lm.generate(tiny.prompt(), max_new_tokens=40, ignore_eos=True)
+        result = lm.generate(tiny.prompt(), **to_length(40))
     message = result.report.retrieval
     assert message is not None and message.gated > 0
     assert message.queries < 80
@@ -210,7 +207,7 @@ def test_waiting_rounds_still_measure_the_guesses(
     monkeypatch.setattr(knn_lm, "WAITED", 2)
     lm = KnnLM(engine(), store)
     monkeypatch.setattr(StrideSchedule, "gain", lambda self, plan: 1.0)
-    lm.generate(tiny.prompt(), max_new_tokens=60, ignore_eos=True)
+    lm.generate(tiny.prompt(), **to_length(60))
     assert lm.schedule.guesses > 0
 
 
@@ -222,8 +219,8 @@ def test_logprobs_true_returns_no_alternatives(small: Datastore) -> None:
 
 def test_a_prediction_is_accepted_in_knn_text(store: Datastore) -> None:
     lm = KnnLM(engine("context"), store, weight=1.0, k=1, speculate="off")
-    plain = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True)
-    result = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True, prediction=plain.tokens)
+    plain = lm.generate(tiny.prompt(), **to_length(30))
+    result = lm.generate(tiny.prompt(), prediction=plain.tokens, **to_length(30))
     assert result.tokens == plain.tokens
     assert result.report.accepted_prediction_tokens > 15
 
@@ -259,9 +256,8 @@ def test_an_interrupt_returns_the_streamed_text(
         if len(chunks) == after:
             raise KeyboardInterrupt
 
-    options: dict[str, Any] = {"max_new_tokens": 60, "ignore_eos": True}
-    result = lm.generate("the tree", stream=take, **options)
-    whole = lm.generate("the tree", **options)
+    result = lm.generate("the tree", stream=take, **to_length(60))
+    whole = lm.generate("the tree", **to_length(60))
     assert result.finish_reason == result.report.finish_reason == "cancelled"
     assert 0 < len(result.tokens) < 60 and result.text.rstrip("\ufffd") == "".join(chunks)
     assert result.tokens == whole.tokens[: len(result.tokens)]
@@ -269,11 +265,11 @@ def test_an_interrupt_returns_the_streamed_text(
 
 
 def test_on_finish_receives_the_final_text(small: Datastore) -> None:
-    request, heard = engine(), list[Generation]()
-    request.on_finish(heard.append)
-    lm = KnnLM(request, small, k=8, speculate=6)
+    base, finished = engine(), list[Generation]()
+    base.on_finish(finished.append)
+    lm = KnnLM(base, small, k=8, speculate=6)
     result = lm.generate("the tree", Sampling(temperature=1.5, seed=2), max_new_tokens=50)
-    assert [each.tokens for each in heard] == [result.tokens]
+    assert [each.tokens for each in finished] == [result.tokens]
 
 
 def test_chat_messages_and_ids_are_prompts_too(small: Datastore) -> None:
@@ -286,10 +282,8 @@ def test_chat_messages_and_ids_are_prompts_too(small: Datastore) -> None:
 def test_a_missing_seed_is_chosen_and_reported(small: Datastore) -> None:
     lm = KnnLM(engine(), small, k=8)
     first = lm.generate("the tree", Sampling(temperature=1.0), max_new_tokens=20)
-    again = lm.generate(
-        "the tree", Sampling(temperature=1.0, seed=first.report.seed), max_new_tokens=20
-    )
-    assert first.tokens == again.tokens
+    sampling = Sampling(temperature=1.0, seed=first.report.seed)
+    assert lm.generate("the tree", sampling, max_new_tokens=20).tokens == first.tokens
 
 
 @pytest.mark.parametrize(
@@ -323,19 +317,17 @@ def test_the_default_temperature_is_a_share_of_variance(small: Datastore, tmp_pa
 
 def test_unsupported_prompts_options_and_engines_are_refused(small: Datastore) -> None:
     lm = KnnLM(engine(), small, k=8)
-    with pytest.raises(InputError, match="got resume_from="):
-        lm.generate("the tree", resume_from=[4])
-    with pytest.raises(InputError, match="unknown option 'max_tokens'"):
-        lm.generate("the tree", max_tokens=4)
-    with pytest.raises(InputError, match="got 2 prompts"):
-        lm.generate(["one", "two"])
-    with pytest.raises(InputError, match="gives one text, got n=2"):
-        lm.generate("the tree", Sampling(temperature=1.0, n=2))
-    with pytest.raises(InputError, match="rule is 'typical'"):
-        KnnLM(engine(rule="typical"), small)
     bare = KnnLM(Engine(tiny.model(dtype=torch.float64), None, None), small, k=8)
-    with pytest.raises(InputError, match="no tokenizer"):
-        bare.generate([4, 5], stream=print)
+    for call, message in (
+        (partial(lm.generate, "the tree", resume_from=[4]), "got resume_from="),
+        (partial(lm.generate, "the tree", max_tokens=4), "unknown option 'max_tokens'"),
+        (partial(lm.generate, ["one", "two"]), "got 2 prompts"),
+        (partial(lm.generate, "the", Sampling(temperature=1.0, n=2)), "gives one text, got n=2"),
+        (partial(KnnLM, engine(rule="typical"), small), "rule is 'typical'"),
+        (partial(bare.generate, [4, 5], stream=print), "no tokenizer"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
 
 
 def test_a_datastore_of_another_model_is_refused(small: Datastore) -> None:

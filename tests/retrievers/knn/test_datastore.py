@@ -1,6 +1,6 @@
-"""A datastore: what is kept, where texts end, what is refused, and what damage does.
+"""A datastore: keys and values, ends of texts, refused input and damage, and exact search.
 
-The nearest keys are those of measuring all of them, whatever else is asked at once.
+The nearest keys equal those of a full scan, also if several states are searched together.
 """
 
 import random
@@ -39,10 +39,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
 
 
 def states(tokens: list[int]) -> Any:
-    """Return what the output head of the tiny model reads, by transformers alone: [T, H]."""
+    """Return the inputs of the tiny model's output head, computed by transformers: [T, H]."""
     with torch.no_grad():
         result = tiny.model()(torch.tensor([tokens]), output_hidden_states=True)
     return result.hidden_states[-1][0].numpy()
+
+
+def close(keys: Any, expected: Any) -> bool:
+    return np.allclose(keys.astype(np.float32), expected, atol=5e-3, rtol=5e-3)
 
 
 def test_every_token_but_the_last_has_a_key_and_the_next_token(store: Datastore) -> None:
@@ -50,8 +54,7 @@ def test_every_token_but_the_last_has_a_key_and_the_next_token(store: Datastore)
     for text, start in zip(texts(), store.starts, strict=False):
         assert start == at
         assert store.values[at : at + len(text) - 1].tolist() == text[1:]
-        result = np.asarray(store.keys[at : at + len(text) - 1], np.float32)
-        assert np.allclose(result, states(text)[:-1], atol=5e-3, rtol=5e-3)
+        assert close(store.keys[at : at + len(text) - 1], states(text)[:-1])
         at += len(text) - 1
     assert len(store) == at == store.starts[-1]
 
@@ -64,11 +67,8 @@ def test_long_texts_are_read_in_windows_that_overlap(
     result = Datastore.build([text, [5, 6, 7]], engine(), tmp_path / "store")
     assert result.values.tolist() == [*text[1:], 6, 7]
     assert result.starts.tolist() == [0, 74, 76]
-    # Behind the first window a key knows at least the overlap before it.
-    second = states(text[14:30])
-    assert np.allclose(
-        np.asarray(result.keys[20:29], np.float32), second[6:15], atol=5e-3, rtol=5e-3
-    )
+    # After the first window a key depends at least on the overlap before it.
+    assert close(result.keys[20:29], states(text[14:30])[6:15])
 
 
 def test_build_stops_at_max_tokens(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_mixture_follows_its_equation(
     expected[3] += 0.4 * (shares[0] + shares[2])
     expected[5] += 0.4 * shares[1]
     assert torch.allclose(mixed, expected, atol=1e-12)
-    # Alone they leave the target's tokens a chance where theirs are forbidden.
+    # With weight 1 the target's tokens remain possible if those of the neighbours are forbidden.
     alone = Knn(store, 3, 1.0, 2.0).logits(logits, near)[0]
     assert alone.isfinite().all() and alone.exp()[[3, 5]].sum() > 1 - 1e-9
     far = Knn(store, 2, 0.4, 2.0).shares(np.asarray([1e9, 1e9 + 2.0]))
@@ -118,12 +118,11 @@ def test_the_mixture_follows_its_equation(
 
 def test_the_cache_drops_the_oldest_and_holds_the_following_keys(store: Datastore) -> None:
     cache = NeighbourCache(store, most=20)
-    cache.add(Neighbours(np.asarray([3]), np.zeros(1)))
-    assert cache.size == AHEAD + 1
     state = np.asarray(store.keys[3 + AHEAD], np.float32)
-    assert cache.nearest(state, 1).numbers.tolist() == [3 + AHEAD]
-    cache.add(Neighbours(np.asarray([3]), np.zeros(1)))
-    assert cache.size == AHEAD + 1  # nothing twice
+    for _ in range(2):  # no key is added twice
+        cache.add(Neighbours(np.asarray([3]), np.zeros(1)))
+        assert cache.size == AHEAD + 1
+        assert cache.nearest(state, 1).numbers.tolist() == [3 + AHEAD]
     long = next(int(s) for s, e in pairwise(store.starts[1:]) if e - s > AHEAD)
     cache.add(Neighbours(np.asarray([long]), np.zeros(1)))
     assert cache.size == 20
@@ -167,10 +166,9 @@ def test_another_model_or_tokenizer_or_kind_is_refused(store: Datastore, tmp_pat
         Datastore.open(tmp_path / "corpus")
 
 
-def test_a_model_that_overflows_has_no_datastore(tmp_path: Path) -> None:
-    large = np.asarray([[1.0, 1e6]], np.float32)
+def test_a_model_that_overflows_has_no_datastore() -> None:
     with pytest.raises(InputError, match="not finite in float16"):
-        datastore._halved(large)
+        datastore._halved(np.asarray([[1.0, 1e6]], np.float32))
 
 
 def test_a_full_disk_raises_store_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +211,7 @@ def test_the_nearest_keys_are_those_of_measuring_all(
     keys = clustered(1100, 24)
     near = NearestKeys(keys)
     queries = clustered(64, 24, seed=3).astype(np.float32)
-    queries[0], queries[1] = keys[3], keys[700]  # one that is there twice, one that is there
+    queries[0], queries[1] = keys[3], keys[700]  # the first one is stored twice
     alone = [near.search(query[None], k)[0] for query in queries]
     for threads in (1, 2):
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""What is written on guesses is what is written after every search."""
+"""Text written with guesses equals text written with a search before every stride."""
 
 import random
 import threading
@@ -18,24 +18,24 @@ Stride = tuple[int, ...]
 
 @dataclass
 class World:
-    """A toy: what follows hangs on the answer and all text before, answers on the last tokens."""
+    """A toy writer and searcher: strides depend on answer and text, answers on the last tokens."""
 
     seed: int
     answers: int = 4
     length: int = 40
     every: int = 4
-    silent: float = 0.0  # share of queries, but the first, that find nothing
-    sure: float = 0.0  # share of strides after which nothing is asked
-    guess_right: float | None = None  # None: by what is known
+    silent: float = 0.0  # share of queries after the first that have no answer
+    sure: float = 0.0  # share of strides without a query
+    guess_right: float | None = None  # share of right guesses; None guesses by known answers
     written: int = 0
     queries: list[int] = field(default_factory=list)
     fetched: list[int] = field(default_factory=list)
     further: float = 0.25
     most: int = 16
-    always: list[int] | None = None  # what every search finds
+    always: list[int] | None = None  # the answers of every search
 
-    def _samples(self, *what: object) -> random.Random:
-        return random.Random(repr((self.seed, *what)))
+    def _samples(self, *key: object) -> random.Random:
+        return random.Random(repr((self.seed, *key)))
 
     def write(self, answer: int, before: Sequence[Stride]) -> tuple[Stride, bool]:
         self.written += 1
@@ -76,7 +76,7 @@ class World:
 
 
 def plain(world: World) -> tuple[list[Stride], list[int]]:
-    """Search before every stride, in the plainest way."""
+    """Return strides and answers of a search before every stride."""
     strides: list[Stride] = []
     answers: list[int] = []
     answer = world.truth(())[0]
@@ -118,9 +118,8 @@ def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
         report = loop.report
         assert report.strides == len(strides)
         assert world.written == len(strides) + report.wasted
-        sample_events = [e for e in report.events if e.what in ("write", "ahead")]
-        assert sum(not event.accepted for event in sample_events) == report.wasted
-        assert sum(event.accepted for event in sample_events) == len(strides)
+        accepted = [e.accepted for e in report.events if e.what in ("write", "ahead")]
+        assert (accepted.count(False), accepted.count(True)) == (report.wasted, len(strides))
         assert (report.calls, report.queries) == (len(world.queries), sum(world.queries))
 
 
@@ -141,7 +140,7 @@ def run(
 def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
     right = run(World(3, guess_right=1.0), StrideSchedule(4, overlap=False))
     assert right.report.strides == 10
-    assert right.report.calls == 1 + 3  # of 4, 4 and 2 strides, of which the last needs no search
+    assert right.report.calls == 1 + 3  # rounds of 4, 4 and 2 strides; the last needs no search
     assert (right.report.hits, right.report.rollbacks, right.report.wasted) == (9, 0, 0)
     wrong = run(World(3, guess_right=0.0), StrideSchedule(4, overlap=False, searched=1e9))
     assert wrong.report.hits == 0
@@ -151,14 +150,14 @@ def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
     off = SpeculativeRetrieval(world.write, world, StrideSchedule(1, overlap=False))
     off.on_accept = lambda stride: selected.append(len(world.queries))
     off.run()
-    assert selected == [*range(1, 11)], "each stride is passed on before it is searched after"
+    assert selected == [*range(1, 11)], "each stride is passed on before the next search"
     assert world.fetched == [20, *[1] * 9] and off.schedule.search.further == world.further
     assert (off.report.calls, off.report.wasted, off.report.gated) == (10, 0, 9)
     assert off.schedule.guesses == 0
 
 
 def test_the_guess_that_was_right_more_often_is_used() -> None:
-    """Answers that never change: to stay is right, and the searcher's guess is always wrong."""
+    """The answer never changes, and the searcher's guess is always wrong."""
     steady = World(3, guess_right=0.0, length=80, always=[1, 2, 3])
     loop = run(steady, StrideSchedule(4, overlap=False))
     assert loop.schedule.stays
@@ -167,7 +166,7 @@ def test_the_guess_that_was_right_more_often_is_used() -> None:
 
 
 def test_a_search_overlaps_the_stride_that_follows() -> None:
-    """The search of a round waits until the next stride has begun: only an overlap gets there."""
+    """Let each search wait until the next stride has begun, which needs an overlap."""
     begun = threading.Event()
 
     class Waiting(World):
@@ -205,8 +204,8 @@ def test_each_answer_is_that_of_the_search_that_confirmed_it() -> None:
 
 def test_only_times_of_single_activities_are_learned() -> None:
     overlapped = run(World(3, length=20), StrideSchedule(1, overlap=True)).schedule
-    assert [*map(len, overlapped.search.times.values())] == [1]  # the others shared their time
-    assert not overlapped.strides  # the first one reads the prompt, the others shared their time
+    assert [*map(len, overlapped.search.times.values())] == [1]  # the others overlapped
+    assert not overlapped.strides  # the first one reads the prompt, the others overlapped
     silent = run(World(3, sure=1.0), StrideSchedule(2, overlap=False)).schedule
     assert (silent.searched, silent.stayed) == (0.0, 0.0)
 
@@ -248,7 +247,7 @@ def test_cut_leaves_the_final_strides_after_an_interrupt() -> None:
 
 
 def test_slow_searches_are_batched_and_fast_ones_are_not() -> None:
-    """On a clock of sleeps: ratios of 100; a stall of the machine may spoil one run, not three."""
+    """Sleep for times with ratios of 100; one stalled run of three is tolerated."""
 
     @dataclass
     class Slow(World):

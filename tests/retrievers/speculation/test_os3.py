@@ -1,4 +1,4 @@
-"""The strides of a round: where they pay, and that they do not where they cannot."""
+"""The strides of a round: more of them if they pay, one if they do not."""
 
 import random
 
@@ -10,7 +10,11 @@ from ragspec.retrievers.speculation.os3 import GLANCE, LEAST_GAIN, MOST, StrideP
 def schedule(
     stride: float, single: float, more: float, chance: float, **options: bool | None
 ) -> StrideSchedule:
-    """Return one that has seen a stride, a search, what each further query adds, and guesses."""
+    """Return a schedule with learned times of a stride and of searches, and a chance.
+
+    Args:
+        single, more: Milliseconds of a search with one query, and of each further query.
+    """
     instance = StrideSchedule(**options)  # type: ignore[arg-type]
     for _ in range(4):
         instance.strides.append(stride)
@@ -22,7 +26,7 @@ def schedule(
 
 
 def simulated(plan: StridePlan, stride: float, single: float, more: float, chance: float) -> float:
-    """Return strides a millisecond of many rounds, drawn one by one."""
+    """Return the strides per millisecond of 40,000 random rounds."""
     sample, selected, spent = random.Random(1), 0, 0.0
     for _ in range(40_000):
         right = 0
@@ -50,9 +54,7 @@ def test_the_plan_is_the_best_of_all() -> None:
         stride, chance = sample.uniform(5, 50), sample.uniform(0.05, 0.97)
         single = stride * sample.choice([0.01, 0.3, 1, 5, 20])
         instance = schedule(stride, single, single * sample.choice([0.0, 0.2, 1.0]), chance)
-        plans = [
-            StridePlan(s, direction) for s in range(1, MOST + 1) for direction in (False, True)
-        ]
+        plans = [StridePlan(n, each) for n in range(1, MOST + 1) for each in (False, True)]
         best = max(map(instance.gain, plans))
         plan = instance.next()
         assert plan.strides == 1 if best < LEAST_GAIN else instance.gain(plan) == best
@@ -75,13 +77,13 @@ def test_no_speculation_if_each_query_costs_as_much_as_the_first() -> None:
     gated = schedule(20.0, 20.0, 20.0, 0.8, overlap=False)
     plans = [gated.next() for _ in range(2 * GLANCE)]
     assert {plan.strides for plan in plans} == {1}
-    assert sum(plan.guesses for plan in plans) == 2  # a glance now and then: chances change
+    assert sum(plan.guesses for plan in plans) == 2  # one guess is compared every GLANCE rounds
     assert schedule(20.0, 20.0, 0.0, 0.8, overlap=False).next().strides > 1
     gated.next()
     gated.hits, gated.search = 990.0, schedule(20.0, 20.0, 0.0, 0.8).search
     assert gated.next().strides > 1
     gated.search = schedule(20.0, 20.0, 20.0, 0.8).search
-    assert not any(gated.next().guesses for _ in range(GLANCE - 1))  # counted from there again
+    assert not any(gated.next().guesses for _ in range(GLANCE - 1))  # the count restarts
 
 
 def test_the_first_plan_before_any_timing() -> None:
@@ -108,7 +110,7 @@ def test_an_unmeasured_batch_size_is_scaled_from_the_nearest() -> None:
     assert instance.search.of(3) == 0.0
     instance.search.learn(1, 100.0)
     assert instance.search.of(6) == pytest.approx(150.0)
-    instance.search.learn(5, 300.0)  # dearer than was said
+    instance.search.learn(5, 300.0)  # more than `further` says
     assert (instance.search.of(5), instance.search.of(1)) == (300.0, 100.0)
     assert instance.search.of(6) == pytest.approx(300.0 * 1.5 / 1.4)
 
@@ -129,7 +131,7 @@ def test_the_share_hidden_by_an_overlap_is_learned() -> None:
         instance.learn_overlap(20.0, 30.0, 30.0)
     assert instance.shared > 0.95
     instance.learn_overlap(0.0, 30.0, 30.0)
-    for both, share in ((5.0, 1.0), (900.0, 0.0)):  # the times were of other strides and searches
+    for both, share in ((5.0, 1.0), (900.0, 0.0)):  # shares are clamped
         for _ in range(99):
             instance.learn_overlap(20.0, 30.0, both)
         assert instance.shared == pytest.approx(share, abs=1e-6)
