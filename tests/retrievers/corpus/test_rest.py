@@ -87,7 +87,7 @@ def test_no_draft_runs_into_the_next_document() -> None:
 
 
 def test_the_most_frequent_continuation_wins_whatever_its_id() -> None:
-    # 6,000 rows begin with small ids; the code of the paper looks at the first 5,000 only.
+    # 6,000 rows begin with small ids; the paper's code reads the first 5,000 only.
     rare = [[1, 2, 3 + i % 60] for i in range(6000)]
     often = [[1, 2, 96]] * 3000
     assert propose(session([*rare, *often]), [1, 2], 4).tokens.tolist()[0] == 96
@@ -100,14 +100,10 @@ def test_large_ids_do_not_overflow() -> None:
 
 def test_drafts_respect_budget_depth_and_remaining_tokens() -> None:
     text = [list(range(40))]
-    assert len(propose(session(text), [0, 1], 5)) == 5
-    assert len(propose(session(text), [0, 1], 50)) == 16
-    assert len(propose(session(text), [0, 1], 50, remaining=4)) == 3
-    assert len(propose(session(text), [0, 1], 50, remaining=1)) == 0
-    assert len(propose(session(text), [0, 1], 0)) == 0
+    for budget, remaining, nodes in ((5, 99, 5), (50, 99, 16), (50, 4, 3), (50, 1, 0), (0, 99, 0)):
+        assert len(propose(session(text), [0, 1], budget, remaining)) == nodes
     assert len(propose(session(text, depth=4), [0, 1], 50)) == 4
-    assert len(propose(session(), [0, 1])) == 0
-    assert len(propose(session(text), [])) == 0
+    assert len(propose(session(), [0, 1])) == len(propose(session(text), [])) == 0
 
 
 WORDS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), min_size=2, max_size=8)
@@ -116,7 +112,7 @@ WORDS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), min_size=2
 @given(WORDS, st.integers(1, 7), st.lists(st.integers(0, 3), min_size=2, max_size=5))
 @settings(max_examples=300)
 def test_segments_answer_as_one_text(texts: Texts, cut: int, context: list[int]) -> None:
-    """Where they know the context equally well; a shorter match only adds nodes of its own."""
+    """Compare segments of equal matches; a segment with a shorter match only adds nodes."""
     groups = [group for group in (texts[:cut], texts[cut:]) if group]
     whole = session(texts, shorter=(), vocab_size=4, shortest=1)
     parts = session(*groups, shorter=(), vocab_size=4, shortest=1)
@@ -217,5 +213,7 @@ def test_recording_a_scope_that_the_engine_does_not_read_warns(tmp_path: Path) -
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             store.record(current, scope="tenant")()
-            store.record(other, scope="global")()  # everybody reads that
-            store.record(Engine(model, tiny.tokenizer()), scope="tenant")()  # for other engines
+            store.record(other, scope="global")()  # every drafter reads global text
+            store.record(
+                Engine(model, tiny.tokenizer()), scope="tenant"
+            )()  # it does not read the corpus

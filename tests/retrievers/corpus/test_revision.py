@@ -63,7 +63,7 @@ def test_eviction_drops_the_oldest_and_no_more_than_it_must(
     assert left == [document.tolist() for document in documents[len(documents) - len(left) :]]
     segments = revision.catalogue.segments
     assert revision.catalogue.tokens <= selected
-    if len(segments) < len(before):  # one segment more was too much
+    if len(segments) < len(before):  # one more segment would exceed the limit
         assert sum(before[-len(segments) - 1 :]) > selected
 
 
@@ -105,7 +105,7 @@ def test_unchanged_segments_are_hard_linked(tmp_path: Path) -> None:
     assert [r.tokens for r in read_catalogue(after).segments] == [5, 7]
     revise(tmp_path, lambda r: r.append(texts([3]), "a"))
     names = [r.name for r in read_catalogue(open_store(tmp_path, "corpus")).segments]
-    assert names == ["seg-000001", "seg-000003", "seg-000004"]  # no name is given twice
+    assert names == ["seg-000001", "seg-000003", "seg-000004"]  # no name is used twice
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_segment_in_memory_equals_the_one_on_disk(
 
 @given(st.lists(st.sampled_from("abldf"), max_size=60), st.integers(0, 2**16))
 def test_every_document_is_visible_once_and_in_order(actions: list[str], seed: int) -> None:
-    """Whatever is appended, looked at, written or forgotten."""
+    """Append, read, flush and forget in random order."""
     rng, log = np.random.default_rng(seed), AppendBuffer(VOCAB, DEPTH)
     held: dict[str, list[list[int]]] = {"a": [], "b": []}
     for number, action in enumerate(actions):
@@ -156,7 +156,7 @@ def test_every_document_is_visible_once_and_in_order(actions: list[str], seed: i
             row = [number % VOCAB, *rng.integers(0, VOCAB, int(rng.integers(0, 20))).tolist()]
             log.append(row, action)
             held[action].append(row)
-        elif action == "d":
+        elif action == "d":  # to disk
             batch = {s: [d.tolist() for d in ds] for s, ds in log.documents.items()}
             assert batch == {scope: rows for scope, rows in held.items() if rows}
             log.clear()

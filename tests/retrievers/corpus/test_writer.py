@@ -35,7 +35,7 @@ def test_text_of_one_tenant_is_invisible_to_others(tmp_path: Path) -> None:
     with build(tmp_path / "c", flush_tokens=40) as store:
         for _ in range(60):
             name = tenants[int(rng.integers(3))]
-            row = [tenants.index(name), *rng.integers(3, 90, 6).tolist()]  # the first id tells
+            row = [tenants.index(name), *rng.integers(3, 90, 6).tolist()]
             current[name].append(row)
             store.append(row, scope=name)
             for known, others in (("a", 1), ("b", 0), ("global", None)):
@@ -49,13 +49,13 @@ def test_text_of_one_tenant_is_invisible_to_others(tmp_path: Path) -> None:
 
 
 def test_a_forgotten_scope_is_gone_from_the_disk(store: CorpusIndex) -> None:
-    secret = [[7, 7, 7, 7, 7, 7, 7]]
-    store.append(secret[0], scope="tenant")
+    secret = [7] * 7
+    store.append(secret, scope="tenant")
     store.flush()
-    store.append(secret[0], scope="tenant")
+    store.append(secret, scope="tenant")
     store.forget("tenant")
     assert text_of(store, "tenant") == rows(3)
-    mark = np.array(secret[0], np.uint16).tobytes()
+    mark = np.array(secret, np.uint16).tobytes()
     assert not [p for p in store.path.rglob("tokens.bin") if mark in p.read_bytes()]
 
 
@@ -68,9 +68,9 @@ def test_invalid_scopes_are_refused(store: CorpusIndex, scope: Any) -> None:
 
 
 class Reader(threading.Thread):
-    """Looks at a corpus again and again and keeps what it saw that was wrong.
+    """Reads a corpus repeatedly and records errors and inconsistent snapshots.
 
-    Generation g holds 5 + g documents that begin with g, so that a mixture of two shows.
+    Generation g has 5 + g documents that begin with g, so a mixture of two is detected.
     """
 
     def __init__(self, store: CorpusIndex, done: threading.Event) -> None:
@@ -129,7 +129,7 @@ def test_a_reader_sees_new_generations_on_refresh(store: CorpusIndex) -> None:
     assert text_of(reader) == rows(3)
     assert reader.refresh()
     assert text_of(reader) == [*rows(3), [5, 6, 7]]
-    assert reader.segments()[0] is before[0]  # what is still there is not opened again
+    assert reader.segments()[0] is before[0]  # not opened again
     assert not reader.refresh()
     assert held(before) == rows(3)
     reader.close()
@@ -140,17 +140,17 @@ def test_refresh_detects_damage_in_new_segments(store: CorpusIndex) -> None:
     store.append([5, 6, 7], scope="global")
     store.flush()
     (path,) = store.path.glob("gen-000002/seg-000002/tokens.bin")
-    path.write_bytes(bytes(len(path.read_bytes())))
+    path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(StoreError, match="SHA-256"):
         reader.refresh()
-    assert text_of(reader) == rows(3)  # what was open stays open
+    assert text_of(reader) == rows(3)  # the older view stays open
     reader.close()
 
 
 def test_a_reader_overtaken_by_two_writers_starts_again(
     store: CorpusIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Two writers: the generation that is read is gone.
+    # Two writers replace the generation that is being read.
     overtakes = [lambda: store.forget("global"), lambda: store.change(lambda revision: None)]
 
     def hashed(path: Path) -> str:
@@ -177,10 +177,10 @@ def test_text_is_written_once_if_the_view_cannot_open_after_a_flush(
 
 
 def test_close_releases_the_segments(store: CorpusIndex) -> None:
-    held_on = weakref.ref(store.segments()[0])
+    segment = weakref.ref(store.segments()[0])
     store.close()
     gc.collect()
-    assert held_on() is None
+    assert segment() is None
     assert store.info()["tokens"] == 36
 
 
@@ -193,10 +193,8 @@ def _write_some(path: str, number: int) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 def test_concurrent_processes_write_in_turn(store: CorpusIndex) -> None:
-    context = multiprocessing.get_context("fork")
-    workers = [
-        context.Process(target=_write_some, args=(str(store.path), number)) for number in (11, 12)
-    ]
+    process = multiprocessing.get_context("fork").Process
+    workers = [process(target=_write_some, args=(str(store.path), each)) for each in (11, 12)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -221,12 +219,12 @@ def test_answers_are_recorded_until_recording_stops(tmp_path: Path) -> None:
     engine.generate([1, 2, 3], max_new_tokens=6)  # closing ends recording
     again = CorpusIndex.open(tmp_path / "c", model=engine)
     assert text_of(again, "tenant-7") == selection
-    other = Engine(tiny.model(seed=1), tiny.tokenizer(), drafter=None)
-    with pytest.raises(StoreError, match="another model"):
-        again.record(other, scope="tenant-7")
-    foreign = Engine(tiny.model(), tiny.bpe_tokenizer(), drafter=None)
-    with pytest.raises(StoreError, match="another tokenizer"):
-        again.record(foreign, scope="tenant-7")
+    for foreign, message in (
+        (Engine(tiny.model(seed=1), tiny.tokenizer(), drafter=None), "another model"),
+        (Engine(tiny.model(), tiny.bpe_tokenizer(), drafter=None), "another tokenizer"),
+    ):
+        with pytest.raises(StoreError, match=message):
+            again.record(foreign, scope="tenant-7")
 
 
 def test_a_stopped_recording_releases_the_engine(store: CorpusIndex) -> None:

@@ -19,7 +19,7 @@ def encode(text: list[int], wide: bool = False, separator: int = VOCAB) -> Token
 
 
 def naive(tokens: Tokens, separator: int, depth: int) -> list[int]:
-    """All positions but separators by the text up to them, newest token first, then by place."""
+    """Return all positions but separators, sorted by the reversed text before, then by place."""
     text = tokens.tolist()
 
     def key(at: int) -> tuple[list[int], int]:
@@ -60,7 +60,7 @@ def test_a_text_of_one_token_is_sorted_by_length_then_place() -> None:
 
 
 def test_sorting_needs_at_most_24_bytes_a_token() -> None:
-    """Building needs memory for the result, one run and one block."""
+    """Allocate the result, one run and one block only."""
     rng = np.random.default_rng(0)
     separator = 1000
     tokens = rng.integers(0, separator, 2_000_000).astype(np.uint16)
@@ -80,10 +80,8 @@ RANGES = [DocumentRange(2, 11, 0, 0), DocumentRange(12, 16, 1, 0)]
 
 def test_sentence_ends_are_the_last_tokens_of_most_documents() -> None:
     assert sentence_ends(TOKENS, RANGES) == {STOP}
-    assert sentence_ends([1, 2, 3, 4, 5, 6], [DocumentRange(i, i + 1, 0, 0) for i in range(6)]) == (
-        frozenset()
-    )
-    assert sentence_ends([], []) == frozenset()
+    single = [DocumentRange(i, i + 1, 0, 0) for i in range(6)]
+    assert sentence_ends([1, 2, 3, 4, 5, 6], single) == sentence_ends([], []) == frozenset()
 
 
 def test_the_sentence_with_the_rarest_question_tokens_comes_first() -> None:

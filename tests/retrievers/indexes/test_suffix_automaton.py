@@ -11,7 +11,7 @@ texts = st.lists(st.integers(0, VOCAB - 1), max_size=24)
 
 
 def make(parts: Sequence[Text], grown: Text, cited: bool = False) -> SuffixAutomaton:
-    """The first texts behind borders, the last one open, then tokens one by one."""
+    """Return an automaton of separated texts, whose last one grows by some tokens."""
     automaton = SuffixAutomaton(VOCAB)
     for text in parts[:-1]:
         automaton.extend(text, cited)
@@ -22,13 +22,13 @@ def make(parts: Sequence[Text], grown: Text, cited: bool = False) -> SuffixAutom
 
 
 def ends(text: Sequence[int], part: Sequence[int]) -> list[int]:
-    """The last positions of all occurrences of `part`."""
+    """Return the last position of every occurrence of `part`."""
     n = len(part)
     return [i + n - 1 for i in range(len(text) - n + 1) if list(text[i : i + n]) == list(part)]
 
 
 def find(automaton: SuffixAutomaton, tokens: Sequence[int]) -> int:
-    """The state that holds `tokens`, or -1 where they never occurred in a row."""
+    """Return the state of `tokens`, -1 if they do not occur in a row."""
     state = ROOT_STATE
     for token in tokens:
         if automaton.first_token[state] == token:
@@ -108,7 +108,7 @@ def test_a_repeated_token_stays_linear_in_states() -> None:
     assert len(automaton.length) == 2001
 
 
-def test_borders_lie_between_texts_and_not_behind_the_last() -> None:
+def test_separators_follow_every_text_but_the_last() -> None:
     automaton = make([[0, 1], [2], [3, 0]], [])
     assert automaton.tokens == [0, 1, VOCAB, 2, VOCAB + 1, 3, 0]
     automaton.separate()

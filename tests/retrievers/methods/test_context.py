@@ -15,7 +15,7 @@ from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import PREDICTION, ROOT
 from ragspec.trees.operations import follow, paths
-from tests.support.spelling import check_draft
+from tests.support.spelling import check_draft, spelled
 
 VOCAB = 5
 tokens = st.integers(0, VOCAB - 1)
@@ -92,11 +92,8 @@ def test_the_first_node_continues_the_longest_match(
     chunks = [list(text.tokens) for text in request.texts] + [written]
     following: set[int] = set()
     for n in range(len(written), 0, -1):
-        suffix = written[-n:]
-        for piece in chunks:
-            for i in range(len(piece) - n):
-                if piece[i : i + n] == suffix:
-                    following.add(piece[i + n])
+        places = ((piece, i) for piece in chunks for i in range(len(piece) - n))
+        following = {text[i + n] for text, i in places if text[i : i + n] == written[-n:]}
         if following:
             break
     tree = ContextDrafter(NO_STARTS).open(request).propose(context(request.prompt, output), 1)
@@ -119,10 +116,11 @@ def test_two_continuations_become_two_branches() -> None:
 
 def test_a_longer_match_has_more_accept_prob() -> None:
     prompt = (1, 2, 3, 4, 5, 6, 7)
-    session = ContextDrafter().open(DraftRequest(prompt, 100))
-    short = session.propose(context(prompt, (50, 3)), 1).accept_prob[0]
-    session = ContextDrafter().open(DraftRequest(prompt, 100))
-    assert session.propose(context(prompt, (1, 2, 3)), 1).accept_prob[0] > short > 0
+    short, long = (
+        ContextDrafter().open(DraftRequest(prompt, 100)).propose(context(prompt, output), 1)
+        for output in ((50, 3), (1, 2, 3))
+    )
+    assert long.accept_prob[0] > short.accept_prob[0] > 0
 
 
 def test_rejections_lower_accept_prob() -> None:
@@ -141,29 +139,24 @@ def test_rejections_lower_accept_prob() -> None:
 
 def test_the_sentence_nearest_the_question_is_drafted_after_a_label() -> None:
     first = [10, 11, 12, STOP, 20, 21, 22, STOP, 30, 31, 32, STOP]
-    second = [40, 41, STOP]
-    prompt = [70, 71, *first, 70, 72, *second, 31, 32, 80]
-    spans = ((2, 14, 0, 0), (16, 19, 1, 0))
-    request = DraftRequest(tuple(prompt), 100, spans=spans)
-    output = [70, 71]
-    tree = ContextDrafter().open(request).propose(context(prompt, output), 10)
-    offered = dict(zip(tree.tokens.tolist(), tree.origin.tolist(), strict=True))
-    assert offered[30] == [0, 8]
-    assert offered[31] == [0, 9]
-    without = ContextDrafter(NO_STARTS).open(request).propose(context(prompt, output), 10)
+    prompt = [70, 71, *first, 70, 72, 40, 41, STOP, 31, 32, 80]
+    request = DraftRequest(tuple(prompt), 100, spans=((2, 14, 0, 0), (16, 19, 1, 0)))
+    place = context(prompt, [70, 71])
+    tree = ContextDrafter().open(request).propose(place, 10)
+    origin = dict(zip(tree.tokens.tolist(), tree.origin.tolist(), strict=True))
+    assert (origin[30], origin[31]) == ([0, 8], [0, 9])
+    without = ContextDrafter(NO_STARTS).open(request).propose(place, 10)
     assert without.tokens[without.parents == ROOT].tolist() == [10]
 
 
 def test_a_label_copied_from_a_further_text_continues_into_its_document() -> None:
-    first = [10, 11, 12, STOP, 20, 21, 22, STOP]
-    second = [40, 41, STOP, 50, 51, STOP]
+    first, second = [10, 11, 12, STOP, 20, 21, 22, STOP], [40, 41, STOP, 50, 51, STOP]
     prompt = [60, 71, 72, *first, 60, 73, 72, *second, 20, 21, 80]
     spans = ((3, 11, 0, 0), (14, 20, 1, 0))
     layout = SourceText((21, 80, 70, 71, 72), PREDICTION, -2)
     request = DraftRequest(tuple(prompt), 100, spans=spans, texts=(layout,))
     tree = ContextDrafter().open(request).propose(context(prompt), 12)
-    drafted = [[int(tree.tokens[node]) for node in path] for path in paths(tree.parents)]
-    assert [70, 71, 72, 20] in [path[:4] for path in drafted]
+    assert (70, 71, 72, 20) in spelled(tree)
     origin = dict(zip(tree.tokens.tolist(), tree.origin.tolist(), strict=True))
     assert origin[70][0] == PREDICTION
     assert origin[20] == [0, 4]

@@ -118,10 +118,9 @@ def test_a_source_that_stalls_is_counted_in_the_report(monkeypatch: pytest.Monke
     clock = fake_clock(monkeypatch)
     drafter = AutoDrafter(FixedDrafter([1], "stalling", [0.1], seconds=1.0, clock=clock))
     plain = Engine(tiny.model(), drafter=None).generate(PROMPTS[0], max_new_tokens=40)
+    engine = Engine(tiny.model(), drafter=drafter, budget=6)
     with pytest.warns(RuntimeWarning, match="'stalling' is switched off"):
-        result = Engine(tiny.model(), drafter=drafter, budget=6).generate(
-            PROMPTS[0], max_new_tokens=40
-        )
+        result = engine.generate(PROMPTS[0], max_new_tokens=40)
     assert result.tokens == plain.tokens
     assert result.report.faults == {"stalling": 3} and clock == [4.0]
 

@@ -74,10 +74,8 @@ def test_a_branch_survives_by_rank_or_by_probability() -> None:
     def selected(**settings: Any) -> bool:
         return (7,) in spelled(propose(Rasd(draft, [text], grace=None, **settings)))
 
-    assert selected(prune_rank=3, prune_probability=1.0)
-    assert not selected(prune_rank=2, prune_probability=0.03)
-    assert selected(prune_rank=2, prune_probability=0.02)
-    assert selected(prune_rank=0, prune_probability=0.0)
+    for rank, least, survives in ((3, 1.0, True), (2, 0.03, False), (2, 0.02, True), (0, 0, True)):
+        assert selected(prune_rank=rank, prune_probability=least) is survives
 
 
 def test_a_pruned_branch_keeps_a_share_of_its_accept_prob() -> None:

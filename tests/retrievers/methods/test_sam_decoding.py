@@ -11,19 +11,19 @@ from ragspec.trees.operations import check
 from tests.support.fixed import FixedDrafter
 from tests.support.spelling import at
 
-SAM_DECODING_VOCAB = 5
-sam_decoding_tokens = st.lists(st.integers(0, SAM_DECODING_VOCAB - 1), min_size=1, max_size=30)
+VOCAB = 5
+texts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
 
 
 def match(prompt: list[int], budget: int = 64) -> list[int]:
-    session = MatchDrafter().open(DraftRequest(tuple(prompt), SAM_DECODING_VOCAB))
+    session = MatchDrafter().open(DraftRequest(tuple(prompt), VOCAB))
     tree = session.propose(at(prompt), budget)
-    check(tree, SAM_DECODING_VOCAB)
+    check(tree, VOCAB)
     result: list[int] = tree.tokens.tolist()
     return result
 
 
-@given(sam_decoding_tokens)
+@given(texts)
 def test_the_longest_match_is_continued_from_its_latest_place(text: list[int]) -> None:
     expected: list[int] = []
     for n in range(len(text) - 1, 0, -1):

@@ -202,8 +202,7 @@ def test_chances_rise_with_confirmations_of_the_best_token() -> None:
     for times in range(7):
         table.learn(last_place([1, 2]), [4, times % TABLE_VOCAB, 5])
         one, two = table.find(last_place([2])), table.find(last_place([1, 2]))
-        assert one is not None
-        assert two is not None
+        assert one is not None and two is not None
         sure = min(times, SUREST)
         assert one.chances == rank_rates(1, sure, K) < two.chances == rank_rates(2, sure, K)
     table.learn(last_place([1, 2]), [3, 4, 5])
