@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from io import BytesIO, StringIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
 from ragspec.retrievers.formats.readers import MAX_BYTES, format_of, left_out, parsing
 
 NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, an amount
+SEPARATOR = re.compile(r"sep=([;,|\t])(?=\n|$)", re.I)  # the first line of files that Excel writes
 # Of a format of numbers: text, an escape, a gap, a currency or a colour; and a plain section.
 LITERAL = re.compile(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^]-]*))?[^]]*\]')
 LITERALS = r'((?:"[^"]*"|[\\_*].|\[[^]<=>]*\]|[^]["\\_*#?0.,;@/EG])*)'
@@ -25,28 +27,31 @@ SECTION = re.compile(f"{LITERALS}{DIGITS}{LITERALS}(?:;|$)")
 def row_lines(rows: Iterable[Sequence[str]], numeric: Container[int] = ()) -> Iterator[str]:
     """Yield a line for each row: "Name: value; ..." below a row of names, else cells and tabs.
 
-    The first row names the columns if its cells are several different texts, none a number; a row
-    in `numeric` has one. The first may be empty, above the names of the rows. A row of texts below
-    an empty row starts a table with other names, or with none if a row above is like it.
+    A table begins at the top and below each empty row. Its first row names the columns if its cells
+    are several different texts, none a number; a row in `numeric` has one. The first may be empty,
+    above the names of the rows. If such a row also stands below names, no row is one of names.
     """
-    names, texts, is_start = list[str](), None, True  # texts: is a row like the names?
+    names, below, is_start = list[str](), list[bool](), True  # below: is each row like the names?
     for index, row in enumerate(rows):
         cells = "\t".join(" ".join(cell.split()) for cell in row).rstrip("\t").split("\t")
-        is_text = index not in numeric and not any(map(NUMBER.fullmatch, cells))
-        is_text = is_text and all(cells[1:]) and 1 < len(cells) == len(set(cells))
-        is_title = len(cells) < 2 and (is_start or not cells[0])
-        is_header = is_start and is_text and (texts is not None or not names)
+        if len(cells) < 2 and (is_start or not cells[0]):  # empty, or the title of a table
+            is_start = True
+            yield cells[0]
+            continue
+        has_number = index in numeric or any(map(NUMBER.fullmatch, cells))
+        is_text = not has_number and all(cells[1:]) and 1 < len(cells) == len(set(cells))
+        is_header = is_start and is_text and (bool(below) or not names)
         if is_header:
-            names, texts = ([], True) if texts else (cells, None)
-        elif not is_title:
-            names = [] if is_start and len(cells) > len(names) else names
-            texts = bool(texts) or is_text
-        if names and not is_title and not is_header:
-            pairs = zip(names + [""] * (len(cells) - len(names)), cells, strict=False)
-            yield "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
+            names, below = ([], below) if any(below) else (cells, [])
         else:
+            names = [] if is_start and len(cells) > len(names) else names
+            below.append(is_text)
+        is_start = False
+        if is_header or not names:
             yield "\t".join(cells)
-        is_start = is_title
+        else:
+            pairs = zip_longest(names, cells, fillvalue="")
+            yield "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
 
 
 def read_csv(path: Path, data: bytes) -> Extract:
@@ -54,21 +59,32 @@ def read_csv(path: Path, data: bytes) -> Extract:
     extract = decode(path, data)
     text, notes, delimiter = extract.text, extract.notes, "\t"
     if format_of(path) != ".tsv":
-        lines = text.lstrip("\n").split("\n", 2)[:2]  # a name of a column may hold another one
-        counts = {each: [line.count(each) for line in lines if line] or [0] for each in ";\t|,"}
-        alike = {each for each in ";\t|" if 0 < min(counts[each]) == max(counts[each])}
-        delimiter = max(counts, key=lambda each: (each in alike, min(counts[each]), counts[each]))
-        if match := re.match(r"sep=([;,|\t])(?=\n|$)", text, re.I):  # as Excel writes it
-            text, delimiter = text[match.end() :], match[1]
+        match = SEPARATOR.match(text)
+        text, delimiter = (text[match.end() :], match[1]) if match else (text, delimiter_of(text))
     csv.field_size_limit(MAX_BYTES)
+
+    def parsed(**options: Any) -> list[list[str]]:
+        return [*csv.reader(StringIO(text), delimiter=delimiter, **options)]
+
     try:
-        rows = [*csv.reader(StringIO(text), delimiter=delimiter, strict=True)]
+        rows = parsed(strict=True)
     except csv.Error:
-        rows = [*csv.reader(StringIO(text), delimiter=delimiter)]
+        rows = parsed()
         if text.count('"') % 2 and any("\n" in cell for row in rows for cell in row):
-            rows = [*csv.reader(StringIO(text), delimiter=delimiter, quoting=csv.QUOTE_NONE)]
+            rows = parsed(quoting=csv.QUOTE_NONE)
             notes += ("quotes are not closed; each line was read as a row, with its quotes",)
     return replace(extract, text="\n".join(row_lines(rows)), unit="row", notes=notes)
+
+
+def delimiter_of(text: str) -> str:
+    """Return the character that most likely separates the cells of a table, by two of its lines.
+
+    It occurs in both, and if it is no comma, which names and numbers have, equally often.
+    """
+    lines = [line for line in text.lstrip("\n").split("\n", 2)[:2] if line] or [""]
+    counts = {each: [line.count(each) for line in lines] for each in ";\t|,"}
+    alike = [each for each in ";\t|" if 0 < min(counts[each]) == max(counts[each])]
+    return max(alike or counts, key=lambda each: (min(counts[each]), counts[each]))
 
 
 def read_xlsx(path: Path, data: bytes) -> Extract:
@@ -119,8 +135,10 @@ def cell_text(cell: Any) -> str:
     negative = SECTION.match(section.string, section.end()) if value < 0 else None
     before, whole, places, after = (negative or section).groups("")
     amount = abs(Decimal(digits)) * (100 if "%" in LITERAL.sub("", before + after) else 1)
-    zeros = max(places.count("0"), -int(amount.normalize().as_tuple().exponent))
-    number = f"{amount:0{whole.count('0') + zeros + bool(zeros)}.{zeros}f}"
-    signs = "-()" if negative else ""
-    before, after = (LITERAL.sub(r"\1\2\3", each).strip(signs) for each in (before, after))
+    units, _, decimals = f"{amount.normalize():f}".partition(".")
+    decimals = decimals.ljust(places.count("0"), "0")
+    number = units.zfill(whole.count("0")) + "." * bool(decimals) + decimals
+    before, after = (LITERAL.sub(r"\1\2\3", each) for each in (before, after))
+    if negative:  # its signs or brackets mean what the minus says
+        before, after = before.strip("-()"), after.strip("-()")
     return f"{'-' * (value < 0)}{before}{number}{after}".strip()

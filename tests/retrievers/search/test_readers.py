@@ -136,6 +136,7 @@ FORMATS: list[tuple[float, str, str]] = [
     (1234.5, '#,##0.00\\ "€"_-;-0', "1234.50 €"), (-5, '0;[Red]\\(0" loss")', "-5 loss"),
     (0.5, "[$EUR] 0.00", "EUR 0.50"), (1234, "00000", "01234"), (1234, '0.0,"k"', "1234"),
     (3, '[<5]0" g";0" kg"', "3"), (10**30, "0.0", f"{10**30}.0"), (0.5, "# ?/?", "0.5"),
+    (7, "#", "7"),
 ]  # fmt: skip
 
 
@@ -370,7 +371,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
 
 PLACES = {
     "a.pptx": ("About Sales", "slide 3", "slide 1 to slide 3"),
-    "a.xlsx": ("Hose", "sheet 1, row 4", "sheet 1, row 1 to sheet 1, row 4"),
+    "a.xlsx": ("Hose", "sheet 1, row 4", "sheet 1, row 1 to sheet 2, row 16"),
     "a.mbox": ("From here", "message 2", "message 1 to message 2"),
     "a.ipynb": ("done", "cell 2", "cell 1 to cell 2"),
     "a.jsonl": ("a: 1, 2", "line 4", "line 1 to line 4"),
