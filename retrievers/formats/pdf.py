@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -17,7 +17,6 @@ LIGATURES = {number: unicodedata.normalize("NFKC", chr(number)) for number in ra
 CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
 PILCROW = re.compile(r"[ \t]*¶(?=\s|$)")
 CUT_WORD = re.compile(r"(\w+)\ufffe(\w+)")  # pdfium's mark of a hyphen at a line's end
-NEAR = -2, -1, 1, 2  # steps to pages whose numbers a page counts on from
 DIGITS = re.compile(r"\d{1,9}")
 WORD = re.compile(r"\w+(?:-\w+)*")
 EDGE = 2  # lines at the top and at the bottom of a page that may be running lines
@@ -32,8 +31,9 @@ NUMBERED = re.compile(
 )
 INNER_DIGITS = re.compile(r"(?<=\S)[-+−]?\d+")
 SMALL, RAISED = 0.85, 0.15  # a raised digit's most height and least rise, of what precedes it
-Key = tuple[bool, str]  # is at the top, text
-Edge = tuple[Key, int, int]  # numbers of the line and of the outer one that must be running as well
+# Text, numbers of the line and of the outer one that must be running as well.
+Edge = tuple[str, int, int]
+Count = tuple[str, int, int]  # text, which of its numbers, by how much it exceeds that of the page
 # pdfium must not run in two threads at once.
 PDFIUM = Lock()
 
@@ -100,6 +100,14 @@ def _unread(page: Any) -> Iterator[str]:
 
 def _page(page: Any) -> tuple[str, str]:
     """Return the text of a page with "^" before raised digits, and that of its margins."""
+    part, (_, bottom, _, top) = page.get_textpage(), page.get_bbox()
+    text, margin = part.get_text_range(), MARGIN * (top - bottom)
+    edges = part.get_text_bounded(bottom=top - margin), part.get_text_bounded(top=bottom + margin)
+    return _with_raised(part, text), text if page.get_rotation() else "\n".join(edges)
+
+
+def _with_raised(part: Any, text: str) -> str:
+    """Return the text of a page with "^" before digits that stand higher than what precedes."""
     from pypdfium2 import raw
 
     def box(at: int) -> tuple[float, float]:
@@ -109,17 +117,15 @@ def _page(page: Any) -> tuple[str, str]:
         return rect.bottom, rect.top - rect.bottom
 
     def marked(match: re.Match[str]) -> str:
-        (start, at), (base, height) = match.span(), box(match.start() - 1)
-        for low, size in map(box, range(at - 1, start - 1, -1)):
+        (base, height), at = box(match.start() - 1), match.end()
+        while at > match.start():
+            low, size = box(at - 1)
             if not (0 < size < SMALL * height and low > base + RAISED * height):
                 break
             at -= 1
-        return f"{text[start:at]}{'^' * (at < match.end())}{text[at : match.end()]}"
+        return f"{text[match.start() : at]}{'^' * (at < match.end())}{text[at : match.end()]}"
 
-    part, (_, bottom, _, top) = page.get_textpage(), page.get_bbox()
-    margin, text = MARGIN * (top - bottom), part.get_text_range()
-    edges = part.get_text_bounded(bottom=top - margin), part.get_text_bounded(top=bottom + margin)
-    return INNER_DIGITS.sub(marked, text), text if page.get_rotation() else "\n".join(edges)
+    return INNER_DIGITS.sub(marked, text)
 
 
 def cleaned(pages: Sequence[str], margins: Sequence[str] = ()) -> tuple[list[str], list[str]]:
@@ -153,56 +159,49 @@ def without_running_lines(
     goes only with the outer one. A page keeps all its lines if it would lose more than half.
     """
     split = [page.split("\n") for page in pages]
-    plain = [{_plain(line) for line in lines} for lines in split]
-    outer = [{*map(_plain, margin.split("\n"))} for margin in margins] or plain
-    edges = [
-        _edges(
-            lines,
-            {step: plain[page + step] for step in NEAR if 0 <= page + step < len(plain)},
-            outer[page],
-        )
-        for page, lines in enumerate(split)
-    ]
+    edges = _edges(split, margins or pages)
     every, *sides = (_running(some) for some in (edges, edges[::2], edges[1::2]))
-    removed, before = list[str](), set[Key]()
+    removed, before = list[str](), set[str]()
     for number, (lines, edge) in enumerate(zip(split, edges, strict=True)):
-        keys = (every | sides[number % 2]) & before
-        places = {place for key, place, _ in edge if key in keys}
-        running = {place for key, place, beside in edge if key in keys and beside in places}
-        before.update(key for key, *_ in edge)
+        texts = (every | sides[number % 2]) & before
+        places = {place for text, place, _ in edge if text in texts}
+        running = {place for text, place, beside in edge if text in texts and beside in places}
+        before.update(text for text, *_ in edge)
         if 2 * len(running) <= sum(bool(line.strip()) for line in lines):
             removed += [lines[place].strip() for place in sorted(running)]
             lines[:] = [line for place, line in enumerate(lines) if place not in running]
     return ["\n".join(lines) for lines in split], removed
 
 
-def _running(pages: Sequence[Sequence[Edge]]) -> set[Key]:
-    """Return the keys of lines that most of some pages share."""
-    counts = Counter(key for page in pages for key in {key for key, *_ in page})
-    return {key for key, n in counts.items() if n >= max(FEWEST, RUNNING * len(pages))}
+def _running(pages: Sequence[Sequence[Edge]]) -> set[str]:
+    """Return the texts of lines that most of some pages share."""
+    counts = Counter(text for page in pages for text in {text for text, *_ in page})
+    return {text for text, n in counts.items() if n >= max(FEWEST, RUNNING * len(pages))}
 
 
-def _plain(line: str) -> str:
-    """Return a line with its numbers as Python writes them."""
-    return DIGITS.sub(lambda match: str(int(match[0])), line.strip())
-
-
-def _edges(
-    lines: Sequence[str], near: Mapping[int, Container[str]], margins: Container[str]
-) -> list[Edge]:
-    """Return the lines at both edges of a page; numbers are 0 if one counts on from a near page."""
-    places = [place for place, line in enumerate(lines) if line.strip()]
-    edges = list[Edge]()
-    for number, place in enumerate(places[:EDGE] + places[-EDGE:]):
-        line, is_top = lines[place].strip(), number < min(EDGE, len(places))
-        text, beside = DIGITS.sub("0", line), place
-        if not NUMBERED.fullmatch(text) or not any(
-            _plain(f"{line[: match.start()]}{int(match[0]) + step}{line[match.end() :]}") in others
-            for match in DIGITS.finditer(line)
-            for step, others in near.items()
-        ):
-            if _plain(line) not in margins:
-                continue
-            text, beside = " ".join(line.split()), places[0 if is_top else -1]
-        edges.append(((is_top, text), place, beside))
+def _edges(pages: Sequence[Sequence[str]], margins: Sequence[str]) -> list[list[Edge]]:
+    """Return the lines at both edges of each page that may be running; numbers that count are 0."""
+    edges, counts = list[list[Edge]](), Counter[Count]()
+    for page, lines in enumerate(pages):
+        places = [place for place, line in enumerate(lines) if line.strip()]
+        edges.append([(lines[place].strip(), place, places[0]) for place in places[:EDGE]])
+        edges[page] += [(lines[place].strip(), place, places[-1]) for place in places[-EDGE:]]
+        counts.update({each for line, *_ in edges[page] for each in _counts(line, page)})
+    for page, margin in enumerate(margins):
+        outer = {" ".join(line.split()) for line in margin.split("\n")}
+        running = list[Edge]()
+        for line, place, outermost in edges[page]:
+            squeezed = " ".join(line.split())
+            if any(counts[each] > 1 for each in _counts(line, page)):
+                running.append((DIGITS.sub("0", line), place, place))
+            elif squeezed in outer:
+                running.append((squeezed, place, outermost))
+        edges[page] = running
     return edges
+
+
+def _counts(line: str, page: int) -> set[Count]:
+    """Return each number of a line that looks like one of pages, less that of the page."""
+    text = DIGITS.sub("0", line)
+    numbers = enumerate(DIGITS.findall(line)) if NUMBERED.fullmatch(text) else ()
+    return {(text, at, int(number) - page) for at, number in numbers}
