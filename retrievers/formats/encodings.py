@@ -44,9 +44,9 @@ ALPHABETS = (
     "äöüß", "àâçéèêëîïôùûüœæ", "áéíñóúüªº", "áâãàçéêíóôõúü", "àèéìòùî", "åäöæøéüáêèô", "ëïéöüèó",
     "ąćęłńóśźż", "áäčďéěíĺľňóôŕřšťúůýž", "áéíóöőúüű", "ăâîșțşţ", "čćđšžäöü", "çğıöşüâîû",
 )  # fmt: skip
-SIGNS = frozenset("“”„‘‚«»€°§©®™•¿¡µ±×½¼²³£¢¥\xa0")
-OPENING, JOINING = frozenset("„‚¿¡"), frozenset("’—–…·")  # not behind letters; within words
-OTHERS = re.compile(r"(?s)(?=(.?)([^\x00-\x7f])(.?))")
+SIGNS, LETTER = "“”‘«»€°§©®™•µ±×½¼²³£¢¥\xa0", r"[^\W\d_]"
+# Signs of such a text: some within words, and others before or behind them.
+SIGN = re.compile(f"[’—–…·]|(?<!{LETTER})[„‚¿¡{SIGNS}]|[{SIGNS}](?!{LETTER})")
 SPELLED = 0.95  # least share of such letters and signs
 ENOUGH, DIFFERENT = 8, 2  # fewest bytes above ASCII, and different ones, to guess from
 SAMPLE = 65536
@@ -225,10 +225,7 @@ def _guess(data: bytes) -> str:
 
 def _spelled(text: str) -> float:
     """Return the share of characters above ASCII that the best language, or punctuation, has."""
-    counts = Counter[str]()  # signs as ""
-    for before, each, after in map(re.Match.groups, OTHERS.finditer(text)):
-        is_inner = before.isalpha() and (after.isalpha() or each in OPENING)
-        is_sign = each in JOINING or (each in SIGNS and not is_inner)
-        counts["" if is_sign else each if before.islower() else each.lower()] += 1
+    words, signs = SIGN.subn("", text)
+    counts = Counter(words.lower())
     known = max(sum(counts[letter] for letter in letters) for letters in ALPHABETS)
-    return (counts[""] + known) / max(1, counts.total())
+    return (signs + known) / max(1, len(text) - len(text.encode("ascii", "ignore")))
