@@ -5,13 +5,13 @@ Control sequences of terminals are removed, and every repair leaves a note.
 
 import codecs
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, compress
 from pathlib import Path
+from unicodedata import category
 
 from ragspec.errors import DocumentError, pluralize
 
@@ -33,11 +33,11 @@ WIDER = {
     "gb2312": "gb18030", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs",
     "tis-620": "cp874",
 }  # fmt: skip
-GUESSED = [
-    "cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257",
-    "cp1258", "cp874", "cp866", "cp932", "euc_jp", "gb18030", "big5", "cp949", "iso8859_5",
-    "iso8859_6", "koi8_u",
-]  # fmt: skip
+_GUESSED = (
+    "cp1252 cp1250 cp1251 koi8_r cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp874 cp866 cp932 "
+    "euc_jp gb18030 big5 cp949 iso8859_5 iso8859_6 koi8_u"
+)
+GUESSED = _GUESSED.split()
 LATIN = ("cp1252", "cp1250", "cp1254", "iso8859_2", "mac_roman", "cp850", "cp437")
 # Letters of languages above ASCII; one covers nearly all of a text in the right codec.
 ALPHABETS = (
@@ -201,11 +201,8 @@ def _utf16(data: bytes) -> str:
     if len(data) % 2 or b"\0" not in data[:SAMPLE]:
         return ""
     texts = (strict(data, codec) or "" for codec in ("utf-16-le", "utf-16-be"))
-    plain = [
-        text
-        for text in texts
-        if not {*map(unicodedata.category, {*text} - {*"\t\r\n\f"})} & {"Cn", "Co", "Cc"}
-    ]
+    odd = {"Cn", "Co", "Cc"}
+    plain = [text for text in texts if odd.isdisjoint(map(category, {*text} - {*"\t\r\n\f"}))]
     return max(plain, key=lambda text: text.count(" ") + text.count("\n"), default="")
 
 

@@ -24,17 +24,15 @@ from ragspec.retrievers.formats.readers import left_out, parsing
 if TYPE_CHECKING:
     from lxml.etree import _Element
 
-HIDDEN = frozenset(
-    {"script", "style", "template", "noscript", "svg", "head", "title", "nav", "iframe"}
-    | {"annotation", "annotation-xml"}
+_HIDDEN = "script style template noscript svg head title nav iframe annotation annotation-xml"
+HIDDEN = frozenset(_HIDDEN.split())
+_LOOSE = (
+    "address article aside blockquote body details div dl fieldset figcaption figure footer form "
+    "h1 h2 h3 h4 h5 h6 header hr html main p pre section summary table"
 )
-LOOSE = frozenset(
-    {"address", "article", "aside", "blockquote", "body", "details", "div", "dl", "fieldset"}
-    | {"figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header"}
-    | {"hr", "html", "main", "p", "pre", "section", "summary", "table"}
-)  # these stand between blank lines; the others begin a line
-BLOCKS = LOOSE | {"br", "caption", "dd", "dt", "legend", "li", "ol", "optgroup", "option", "select"}
-BLOCKS |= {"tbody", "tfoot", "thead", "tr", "ul"}
+LOOSE = frozenset(_LOOSE.split())  # these stand between blank lines; the others begin a line
+_LINES = "br caption dd dt legend li ol optgroup option select tbody tfoot thead tr ul"
+BLOCKS = LOOSE | set(_LINES.split())
 CELLS = frozenset({"td", "th"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 STRUCK = frozenset({"del", "s", "strike"})

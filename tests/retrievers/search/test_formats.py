@@ -1,4 +1,4 @@
-"""Pages of PDF files: their numbers, and text in which a quotation can be found."""
+"""HTML and PDF pages as text: markup, page numbers, running lines and ligatures."""
 
 from pathlib import Path
 
@@ -76,23 +76,23 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<ol type=i start=99><li value=x>q<ul><li>r</ul></ol>", "99. q\nr"),
     ],
 )
-def test_markup_that_is_broken_or_changes_a_meaning_is_text(source: str, text: str) -> None:
+def test_html_fragments_are_read_as_text(source: str, text: str) -> None:
     assert read_html(source).text == text
 
 
-def test_pages_that_nest_too_deeply_lose_tags_but_no_text() -> None:
+def test_deeply_nested_page_loses_tags_but_no_text() -> None:
     page = read_html("<p>first" + "<div>" * 5000 + "last")
     assert page.text == "first last" and "nested too deeply" in page.notes[0]
 
 
 @given(st.text(alphabet="<>/ab1 h&;!-\n\"'=") | st.text())
-def test_any_input_gives_text_and_headings_inside_it(source: str) -> None:
+def test_headings_of_any_input_stand_in_its_text(source: str) -> None:
     page = read_html(source)
     text = page.text
     assert all(text[start : start + len(heading)] == heading for start, heading in page.headings)
 
 
-def test_every_character_knows_its_page(tmp_path: Path) -> None:
+def test_page_of_returns_page_numbers(tmp_path: Path) -> None:
     path = tmp_path / "report.pdf"
     path.write_bytes(pdf_of("Apples are red.", ["Pears are", "green."], "Plums are blue."))
     document = load_document(path)
@@ -104,7 +104,7 @@ def test_every_character_knows_its_page(tmp_path: Path) -> None:
     assert load_document(tmp_path / "plain.txt").page_of(3) is None
 
 
-def test_running_lines_stand_once_and_the_text_stays() -> None:
+def test_running_lines_are_removed_after_their_first_page() -> None:
     pages = [
         f"The Handbook\nText of {word}.\nMore {word}.\n{n}" for n, word in enumerate("abcd", 7)
     ]
@@ -122,15 +122,15 @@ def test_running_lines_stand_once_and_the_text_stays() -> None:
     receipts = [f"Receipt - {n}\nFor {n}\nSum of {n}\n{n}.50" for n in (1001, 2044, 3999)]
     assert without_running_lines(receipts) == (receipts, []), "they do not count pages"
     few = ["Same\nbody"] * 2
-    assert without_running_lines(few)[0] == few, "two pages alike say nothing"
+    assert without_running_lines(few)[0] == few, "two equal pages are too few"
 
 
-def test_a_line_of_the_body_that_comes_back_stays() -> None:
+def test_repeated_body_lines_stay() -> None:
     pages = [f"Top {w}\nsecond {w}\nNote\nmiddle\nthird {w}\nlast {w}" for w in "abcde"]
     assert without_running_lines(pages)[0] == pages
 
 
-def test_ligatures_pilcrows_and_cut_words_become_what_one_searches_for() -> None:
+def test_ligatures_pilcrows_and_hyphenated_words_are_normalized() -> None:
     page = (
         "Eﬃcient oﬀices¶\nuse speci\ufffefication files, well\ufffeknown names, "
         "a dis\ufffeh,\xad a specification. Known well."
@@ -142,5 +142,5 @@ def test_ligatures_pilcrows_and_cut_words_become_what_one_searches_for() -> None
 
 
 @given(st.lists(st.text(max_size=60), max_size=6))
-def test_any_pages_can_be_cleaned_and_their_number_stays(pages: list[str]) -> None:
+def test_cleaning_preserves_the_number_of_pages(pages: list[str]) -> None:
     assert len(cleaned(pages)[0]) == len(pages)

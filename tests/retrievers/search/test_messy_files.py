@@ -1,4 +1,4 @@
-"""Files as people have them: odd encodings, markup that changes a meaning, pages of forms."""
+"""Encodings, forms and edges of PDF pages, titles, and scripts without spaces."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.txt", b"N\bNA\bAM\bME\bE", "NAME", "4 control sequences"),
     ],
 )
-def test_encodings_are_read_and_guesses_are_said(
+def test_encodings_are_detected_and_guesses_noted(
     tmp_path: Path, name: str, data: bytes, text: str, note: str
 ) -> None:
     document = load(tmp_path, name, data)
@@ -70,7 +70,7 @@ def test_encodings_are_read_and_guesses_are_said(
     assert note in "; ".join(document.notes) and bool(note) == bool(document.notes)
 
 
-def test_invoices_keep_their_numbers_and_one_line_pages_their_line(tmp_path: Path) -> None:
+def test_repeated_lines_of_invoices_stay(tmp_path: Path) -> None:
     pages = [["ACME Ltd", f"Invoice number 100{n}", "For work", f"Amount due {n}0 EUR"]
              for n in range(1, 6)]  # fmt: skip
     text = load(tmp_path, "invoices.pdf", pdf_of(*pages)).text
@@ -81,7 +81,7 @@ def test_invoices_keep_their_numbers_and_one_line_pages_their_line(tmp_path: Pat
     assert load(tmp_path, "lines.pdf", pdf_of(*["Same line"] * 5)).text.count("Same line") == 5
 
 
-def test_values_of_a_form_are_text_of_their_page(tmp_path: Path) -> None:
+def test_form_values_are_text_of_their_page(tmp_path: Path) -> None:
     document = load(tmp_path, "form.pdf", pdf_of("Name", "Total", field="Ann Lee"))
     assert document.text == "Name\nAnn Lee\n\nTotal"
     assert document.notes == ("1 check boxes left out", "1 sticky notes left out")
@@ -95,14 +95,14 @@ def test_values_of_a_form_are_text_of_their_page(tmp_path: Path) -> None:
         ("See ", "5", "6 and 3", "See 5"),
     ],
 )
-def test_raised_digits_of_a_pdf_join_no_number(
+def test_raised_digits_of_a_pdf_follow_a_caret(
     tmp_path: Path, before: str, raised: str, after: str, text: str
 ) -> None:
     line = f"{before}) Tj /F1 7 Tf 5 Ts ({raised}) Tj 0 Ts /F1 12 Tf ({after}"
     assert text in load(tmp_path, "a.pdf", pdf_of([line, "Next"])).text
 
 
-def test_removed_lines_and_empty_pages_of_a_pdf_are_said(tmp_path: Path) -> None:
+def test_removed_lines_and_empty_pages_of_a_pdf_are_noted(tmp_path: Path) -> None:
     pages = [["The Handbook", f"Text {w}", f"more {w}", f"Page {n} of 4"]
              for n, w in enumerate("abcd", 1)]  # fmt: skip
     document = load(tmp_path, "a.pdf", pdf_of(*pages, ""))
@@ -119,7 +119,7 @@ def test_removed_lines_and_empty_pages_of_a_pdf_are_said(tmp_path: Path) -> None
         load(tmp_path, "b.pdf", pdf_of("", ""))
 
 
-def test_titles_come_from_front_matter_and_their_changes_are_seen(tmp_path: Path) -> None:
+def test_title_of_front_matter_is_read_and_refreshed(tmp_path: Path) -> None:
     source = b"---\ntitle: 'The Pump'\ndraft: false\n---\n\n# Use\n\nText.\n"
     document = load(tmp_path, "a.md", source)
     assert document.title == "The Pump" and [text for _, text in document.headings] == ["Use"]

@@ -1,4 +1,4 @@
-"""What searches name as candidates, and that answers hang on nothing but the query."""
+"""Exact and approximate search among vectors: a result depends on the query alone."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ WIDTH = 24
 
 
 def unit(count: int, seed: int, spread: float = 1.0) -> Floats:
-    """Return unit vectors, the closer together the smaller the spread; a tenth of them twice."""
+    """Return unit vectors around one centre by a spread; a tenth of them occurs twice."""
     sample = np.random.default_rng(seed)
     vectors = sample.normal(size=WIDTH) + spread * sample.normal(size=(count, WIDTH))
     vectors[: count // 10] = vectors[-(count // 10) or count :][: count // 10]
@@ -38,7 +38,7 @@ def truth(vectors: Floats, query: Floats, k: int) -> list[int]:
 
 @pytest.fixture(params=["float32", "8 bits"])
 def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have scores first computed in float32, or scanned in 8 bits by faiss."""
+    """Compute scores in float32, or scan in 8 bits by faiss."""
     if request.param == "8 bits":
         pytest.importorskip("faiss")
         monkeypatch.setattr(nearest, "LARGE", 1)
@@ -51,7 +51,7 @@ def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("precision")
 @pytest.mark.parametrize("spread", [1.0, 0.05, 0.001])
 @pytest.mark.parametrize("count", [1, 9, 500, 3000])
-def test_exact_search_is_exact_whatever_else_is_requested(count: int, spread: float) -> None:
+def test_exact_search_equals_float64_for_every_k_and_batch(count: int, spread: float) -> None:
     vectors, queries = unit(count, 1, spread), unit(64, 2, spread)
     instance = index(vectors)
     for k in (1, 7, 20, count, count + 5):
@@ -65,7 +65,7 @@ def test_exact_search_is_exact_whatever_else_is_requested(count: int, spread: fl
 
 
 @pytest.mark.usefixtures("precision")
-def test_threads_move_no_answer() -> None:
+def test_results_are_independent_of_threads() -> None:
     vectors, queries = unit(2500, 3, 0.05), unit(8, 4, 0.05)
     result = index(vectors).search_vectors(queries, 10)
     before = torch.get_num_threads()
@@ -78,7 +78,7 @@ def test_threads_move_no_answer() -> None:
 
 @pytest.mark.usefixtures("precision")
 @pytest.mark.parametrize("length", [0.0, 1e-3, 50.0])
-def test_vectors_need_not_be_of_length_one(length: float) -> None:
+def test_vectors_of_any_length_are_searched(length: float) -> None:
     sample = np.random.default_rng(7)
     vectors = (length * sample.normal(size=(900, WIDTH))).astype(np.float32)
     query = sample.normal(size=WIDTH).astype(np.float32)
@@ -87,7 +87,7 @@ def test_vectors_need_not_be_of_length_one(length: float) -> None:
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-def test_without_its_error_bound_the_scan_misses_some(
+def test_scan_is_exact_only_with_its_error_bound(
     bounded: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if precision == "float32":
@@ -103,7 +103,7 @@ def test_without_its_error_bound_the_scan_misses_some(
 
 
 @pytest.mark.parametrize(("clusters", "scanned"), [(0, 64), (200, 60), (20, 40)])
-def test_large_collections_give_the_five_of_the_product(clusters: int, scanned: int) -> None:
+def test_large_collections_are_searched_exactly(clusters: int, scanned: int) -> None:
     """Scans answer most queries; the product answers those with too many near-ties."""
     pytest.importorskip("faiss")
     rng, count = np.random.default_rng(4), nearest.LARGE + 100
@@ -139,7 +139,7 @@ def test_candidates_are_few() -> None:
     assert all(10 <= len(numbers) < 2000 for numbers in named)
 
 
-def test_an_approximate_index_finds_most_and_the_same_for_every_k_and_batch() -> None:
+def test_approximate_index_has_enough_recall_for_every_k_and_batch() -> None:
     pytest.importorskip("faiss")
     vectors, queries = unit(4000, 1), unit(40, 2)
     instance = index(vectors, build_nearest(vectors, "hnsw"))
@@ -159,7 +159,7 @@ def test_small_collections_can_be_indexed(count: int) -> None:
     assert result[0][1] == pytest.approx(1.0)
 
 
-def test_a_saved_index_answers_alike_and_a_foreign_one_is_refused(tmp_path: Path) -> None:
+def test_saved_index_gives_equal_results_and_others_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     vectors, queries = unit(600, 1), unit(8, 2)
     instance = build_nearest(vectors, "hnsw")

@@ -52,6 +52,9 @@ def test_saved_index_opens_with_equal_results(index: PassageIndex, tmp_path: Pat
     assert again.fusion == index.fusion == STATIC
     for query in ("cat pet", "token tree", "wheel"):
         assert again.search(query, 3) == index.search(query, 3)
+    other = make_embedder(tmp_path / "other", seed=5)
+    with pytest.raises(StoreError, match="another embedder"):
+        PassageIndex.open(tmp_path / "idx", embedder=other)
 
 
 def test_index_of_one_kind_only(embedder: Path, tmp_path: Path) -> None:
@@ -87,21 +90,7 @@ def test_surrogates_are_searched_for_and_saved(embedder: Path, tmp_path: Path) -
     assert index.origin.paths == (str(Path("docs").absolute()),)
 
 
-def test_another_embedder_is_refused(index: PassageIndex, tmp_path: Path) -> None:
-    index.save(tmp_path / "idx")
-    other = make_embedder(tmp_path / "other", seed=5)
-    with pytest.raises(StoreError, match="another embedder"):
-        PassageIndex.open(tmp_path / "idx", embedder=other)
-
-
-def test_damaged_index_is_refused(index: PassageIndex, tmp_path: Path) -> None:
-    index.save(tmp_path / "idx")
-    check_damage(tmp_path / "idx", PassageIndex.open, tmp_path, 120)
-
-
-def test_a_foreign_file_under_a_right_manifest_is_refused(
-    index: PassageIndex, tmp_path: Path
-) -> None:
+def test_invalid_file_with_a_valid_manifest_is_refused(index: PassageIndex, tmp_path: Path) -> None:
 
     def write(folder: Path) -> Contents:
         index.write(folder)
@@ -114,7 +103,7 @@ def test_a_foreign_file_under_a_right_manifest_is_refused(
 
 
 def test_no_flipped_byte_of_an_approximate_index_is_served(embedder: Path, tmp_path: Path) -> None:
-    """faiss reads most flipped files without a word; the store's hashes do not."""
+    """faiss reads most damaged files without an error; the store's hashes detect them."""
     pytest.importorskip("faiss")
     index = PassageIndex.build(DOCUMENTS, embedder=embedder, dense="hnsw")
     index.save(tmp_path / "idx")
@@ -124,7 +113,7 @@ def test_no_flipped_byte_of_an_approximate_index_is_served(embedder: Path, tmp_p
     check_damage(tmp_path / "idx", PassageIndex.open, tmp_path, 200, "nearest.faiss")
 
 
-def test_what_is_detected_hangs_on_the_query_alone(embedder: Path) -> None:
+def test_results_depend_on_the_query_alone(embedder: Path) -> None:
     sample = random.Random(4)
     words = ["cat", "dog", "train", "wheel", "draft", "token", "tree", "pet", "rail", "model"]
     texts = [" ".join(sample.choices(words, k=6)) for _ in range(60)]
@@ -162,12 +151,16 @@ def test_static_embedder_equals_sentence_transformers(tmp_path: Path) -> None:
     np.testing.assert_allclose(static.encode(TEXTS[:1], query=True), ours[:1], atol=1e-6)
     assert reference.encode([]).shape == (0, 16)
     assert static.encode([]).shape == (0, 16)
+    texts = [f"{a} {b}" for a in ("cat", "dog", "car") for b in ("tree", "token")] * 100
+    together = static.encode(texts)
+    np.testing.assert_allclose(together[:6], together[-6:], atol=1e-6)
+    np.testing.assert_allclose(together[3:4], static.encode(texts[3:4]), atol=1e-6)
 
 
 @pytest.mark.skipif(
     not (BUNDLED["starter-embedder"] / "modules.json").is_file(), reason="no bundled embedder here"
 )
-def test_bundled_embedder_is_small_and_means_something() -> None:
+def test_bundled_embedder_is_small_and_ranks_related_texts_first() -> None:
     folder = BUNDLED["starter-embedder"]
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 4_000_000
     embedder = load_embedder()
@@ -192,15 +185,7 @@ def test_a_damaged_embedder_is_refused(file: str, tmp_path: Path) -> None:
         load_embedder(tmp_path)
 
 
-def test_long_batches_keep_their_order(tmp_path: Path) -> None:
-    embedder = load_embedder(make_embedder(tmp_path / "toy"))
-    texts = [f"{a} {b}" for a in ("cat", "dog", "car") for b in ("tree", "token")] * 100
-    together = embedder.encode(texts)
-    np.testing.assert_allclose(together[:6], together[-6:], atol=1e-6)
-    np.testing.assert_allclose(together[3:4], embedder.encode(texts[3:4]), atol=1e-6)
-
-
-def test_fingerprints_report_models_separately_and_wrong_widths_are_refused(tmp_path: Path) -> None:
+def test_fingerprints_identify_models_and_other_dimensions_are_refused(tmp_path: Path) -> None:
     first = load_embedder(make_embedder(tmp_path / "a", seed=0))
     same = load_embedder(make_embedder(tmp_path / "b", seed=0))
     other = load_embedder(make_embedder(tmp_path / "c", seed=1))
@@ -216,4 +201,4 @@ def test_a_language_model_is_no_embedder(tmp_path: Path) -> None:
         load_embedder("starter")
     folder = make_embedder(tmp_path / "toy")
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    assert load_embedder(folder).name == str(folder), "somebody made an embedder of it"
+    assert load_embedder(folder).name == str(folder), "modules.json makes it an embedder"

@@ -1,4 +1,4 @@
-"""Reranking: the model's order, all doors, and models that are none."""
+"""Reranking in Python and on the command line, and models that are no cross-encoders."""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def save_classifier(folder: Path, labels: int = 1) -> str:
     return str(folder)
 
 
-def test_the_first_hits_have_the_order_of_the_model(index: PassageIndex, tmp_path: Path) -> None:
+def test_first_hits_are_ordered_by_the_model(index: PassageIndex, tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     folder = save_classifier(tmp_path)
     before = index.search(QUERY, 40)
@@ -82,7 +82,7 @@ class Constant:
         return self._scores[: len(texts)] or [0.0] * len(texts)
 
 
-def test_equal_scores_change_no_order_and_wrong_ones_are_refused(index: PassageIndex) -> None:
+def test_equal_scores_preserve_the_order_and_invalid_ones_are_refused(index: PassageIndex) -> None:
     before = [hit.passage for hit in index.search(QUERY, 7)]
     index.reranker = Constant([])
     assert [hit.passage for hit in index.search(QUERY, 7)] == before
@@ -92,7 +92,7 @@ def test_equal_scores_change_no_order_and_wrong_ones_are_refused(index: PassageI
             index.search(QUERY, 7)
 
 
-def test_a_search_every_few_tokens_has_the_order_of_the_model(index: PassageIndex) -> None:
+def test_iterative_search_uses_the_reranker(index: PassageIndex) -> None:
     index.reranker = Constant([float(n) for n in range(RERANKED)])
     engine = Engine(tiny.model(vocab_size=320), tiny.bpe_tokenizer())
     answer = IterativeRag(engine, index).ask(QUERY, max_new_tokens=4, refuse=False)

@@ -69,7 +69,7 @@ def hits_of(document: Document) -> list[Hit]:
         ("a.ipynb", json.dumps({"cells": CELLS}), ["# It moves to May", "It is", "It was"]),
     ],
 )
-def test_statements_are_sentences_below_their_heading(
+def test_statements_are_sentences_without_headings(
     tmp_path: Path, name: str, text: str | bytes, expected: list[str]
 ) -> None:
     (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -161,7 +161,7 @@ def test_sentences_of_chinese_are_as_short_as_others() -> None:
 
 
 @pytest.mark.parametrize("ranked", [True, False])
-def test_passages_of_no_search_have_no_rank(ranked: bool) -> None:
+def test_rank_counts_only_for_search_results(ranked: bool) -> None:
     texts = [*["The pump is blue."] * 30, "The warranty of the pump ends after three years."]
     documents = [Document(f"{n}", "", f"{text} {n}.") for n, text in enumerate(texts)]
     hits = [hit for each in documents for hit in hits_of(each)]
@@ -169,7 +169,7 @@ def test_passages_of_no_search_have_no_rank(ranked: bool) -> None:
     assert ("warranty" in best.text) is not ranked
 
 
-def test_copies_take_one_place() -> None:
+def test_copies_are_returned_once() -> None:
     ends = "The warranty of the pump and of all of its parts ends after three years."
     texts = [ends] * 9 + [f"{ends} It covers the motor, the housing and the valves as well."] * 2
     qa = DocQA(PassageIndex.build([Document(f"{n}", "", text) for n, text in enumerate(texts)]))

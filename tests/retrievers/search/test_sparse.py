@@ -1,4 +1,4 @@
-"""Whether documents speak of a question: by its words and their rarity, or by the nearest text."""
+"""BM25, fusion of rankings, search functions, passages and words."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ TEXTS = [
 ]
 
 
-def test_rare_shared_words_win_and_strangers_are_left_out() -> None:
+def test_passages_with_rare_shared_words_come_first() -> None:
     index = SparseIndex.build(TEXTS)
     result = index.search("How do I merge dictionaries by update?", 5)
     assert [number for number, _ in result] == [2, 1]

@@ -1,4 +1,4 @@
-"""An index that grows is the index that would be built afresh, whenever a process ends."""
+"""A changed index equals a new one, also if a process is killed."""
 
 import json
 import os
@@ -54,9 +54,7 @@ def check_equal(grown: Path, fresh: Path) -> None:
         assert one.search(query, 20) == other.search(query, 20)
 
 
-def test_a_refresh_is_a_rebuild_whatever_was_done_to_the_files(
-    folder: Path, embedder: Path, tmp_path: Path
-) -> None:
+def test_refreshed_index_equals_a_new_one(folder: Path, embedder: Path, tmp_path: Path) -> None:
     generator, index = random.Random(7), built([folder], tmp_path / "idx", embedder)
     for turn in range(12):
         files = [path for path in folder.rglob("*") if path.is_file()]
@@ -70,7 +68,7 @@ def test_a_refresh_is_a_rebuild_whatever_was_done_to_the_files(
             elif what == 2 and chosen.suffix == ".txt" and chosen.exists():
                 chosen.write_text(chosen.read_text() + " " + text(200 + turn, 3))
             elif chosen.exists():
-                os.utime(chosen)  # touched, and the same
+                os.utime(chosen)  # the content is the same
         change = refresh(index)
         check_equal(index, built([folder], tmp_path / f"fresh{turn}", embedder))
         assert not refresh(index)
@@ -89,7 +87,7 @@ def test_a_refresh_reads_places_again_if_the_text_stays(embedder: Path, tmp_path
     assert PassageIndex.open(index).documents[0].place(16, 23) == "cell 2"
 
 
-def test_only_what_is_new_is_embedded_and_nothing_is_written_where_nothing_changed(
+def test_refresh_embeds_only_new_passages_and_writes_only_changes(
     folder: Path, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = built([folder], tmp_path / "idx", embedder)
@@ -112,7 +110,7 @@ def test_only_what_is_new_is_embedded_and_nothing_is_written_where_nothing_chang
     assert 0 < len(embedded) <= 2 and not any("2.txt" in each for each in embedded)
 
 
-def test_documents_come_and_go(folder: Path, embedder: Path, tmp_path: Path) -> None:
+def test_documents_are_added_and_removed(folder: Path, embedder: Path, tmp_path: Path) -> None:
     index = built([folder / "0.txt"], tmp_path / "idx", embedder)
     change = add(index, [folder / "sub", folder / "1.txt"])
     assert change.added == ("page.md", "paper.pdf", "1.txt") and change.unchanged == 1
@@ -122,7 +120,7 @@ def test_documents_come_and_go(folder: Path, embedder: Path, tmp_path: Path) -> 
     (folder / "1.txt").write_text("The dog alone.")
     assert add(index, [folder / "1.txt"]).changed == ("1.txt",)
     assert remove(index, ["page.md", folder / "1.txt"]).removed == ("page.md", "1.txt")
-    assert not refresh(index), "what was removed stays out"
+    assert not refresh(index), "removed documents stay out"
     assert described(index)["removed"] == [str(folder / "sub" / "page.md")]
     assert str(folder / "1.txt") not in described(index)["paths"]
     assert add(index, [folder / "sub"]).added == ("page.md",), "until it is added again"
@@ -136,7 +134,7 @@ def test_documents_come_and_go(folder: Path, embedder: Path, tmp_path: Path) -> 
         remove(index, ["0.tx"])
 
 
-def test_a_missing_folder_takes_nothing_out(folder: Path, embedder: Path, tmp_path: Path) -> None:
+def test_missing_folder_removes_no_documents(folder: Path, embedder: Path, tmp_path: Path) -> None:
     index = built([folder], tmp_path / "idx", embedder)
     folder.rename(tmp_path / "elsewhere")
     with pytest.raises(DocumentError, match="is missing"):
@@ -172,7 +170,7 @@ def test_documents_of_a_folder_that_cannot_be_read_stay(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_an_index_of_before_and_of_texts_alone(embedder: Path, tmp_path: Path) -> None:
+def test_documents_without_files_stay(embedder: Path, tmp_path: Path) -> None:
     documents = [Document("a", "A", text(1)), Document("b", "B", text(2))]
     PassageIndex.build(documents, embedder=embedder).save(tmp_path / "idx")
     (tmp_path / "c.txt").write_text(text(3))
@@ -225,12 +223,12 @@ def test_a_file_that_several_paths_lead_to_is_one_document(
     (folder / "sub" / "page.md").write_text("# Other\n\nThe wheel.")
     assert refresh(index).changed == ("page.md",)
     change = add(index, [folder])
-    assert len(change.added) == 4 and not change.removed, "what was known keeps its name"
+    assert len(change.added) == 4 and not change.removed, "known documents have the names of before"
     assert described(index)["paths"] == [str(folder)]
     assert not refresh(index)
 
 
-def test_a_path_that_is_gone_keeps_its_documents_until_it_is_removed(
+def test_documents_of_a_missing_path_stay_until_removed(
     folder: Path, embedder: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -242,7 +240,7 @@ def test_a_path_that_is_gone_keeps_its_documents_until_it_is_removed(
     change = refresh(index)
     assert change.added == ("new.txt",) and not change.removed
     assert [each.path for each in change.missing] == [str(folder)]
-    folder.mkdir()  # an empty one may be a disk that is not there
+    folder.mkdir()  # a disk that is not mounted looks empty
     assert refresh(index).missing and len(PassageIndex.open(index).documents) == 8
     assert len(remove(index, [folder]).removed) == 6
     assert described(index)["paths"] == [str(other)] and not described(index)["removed"]
