@@ -1,4 +1,4 @@
-"""PDF files written by hand: pages of lines in Helvetica."""
+"""PDF files written by hand: pages of lines in Helvetica, without a table of the objects."""
 
 from collections.abc import Sequence
 
@@ -33,12 +33,5 @@ def pdf_of(*pages: str | Sequence[str], field: str = "") -> bytes:
             b"/Length %d >>\nstream\n%s\nendstream" % (len(look), look),
             b"<< /Subtype /Widget /FT /Btn /T (b) /Rect [0 0 9 9] >>",
         ]
-    out, places = b"%PDF-1.4\n", []
-    for number, body in enumerate(objects, 1):
-        places.append(len(out))
-        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
-    size = len(objects) + 1
-    xref = b"".join(b"%010d 00000 n \n" % place for place in places)
-    head = b"xref\n0 %d\n0000000000 65535 f \n" % size + xref
-    end = (size, len(out))
-    return out + head + b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % end
+    bodies = b"".join(b"%d 0 obj\n%s\nendobj\n" % pair for pair in enumerate(objects, 1))
+    return b"%PDF-1.4\n" + bodies + b"trailer << /Root 1 0 R >>\n%%EOF"

@@ -30,6 +30,11 @@ def index(vectors: Floats, result: Nearest | None = None) -> DenseIndex:
     return DenseIndex(vectors, embedding, result)
 
 
+def numbers(instance: DenseIndex, query: Floats, k: int) -> list[int]:
+    """Return the passages of a search for one vector."""
+    return [number for number, _ in instance.search_vectors(query[None], k)[0]]
+
+
 def truth(vectors: Floats, query: Floats, k: int) -> list[int]:
     """Return the k best by float64 products over all, of equal ones the earlier."""
     scores = (vectors.astype(np.float64) * query.astype(np.float64)).sum(axis=1)
@@ -56,9 +61,8 @@ def test_exact_search_equals_float64_for_every_k_and_batch(count: int, spread: f
     instance = index(vectors)
     for k in (1, 7, 20, count, count + 5):
         alone = [instance.search_vectors(query[None], k)[0] for query in queries]
-        assert [[n for n, _ in result] for result in alone] == [
-            truth(vectors, query, k) for query in queries
-        ]
+        right = [truth(vectors, query, k) for query in queries]
+        assert [[n for n, _ in result] for result in alone] == right
         for batch in (2, 5, 64):
             assert instance.search_vectors(queries[:batch], k) == alone[:batch]
         assert alone == [result[:k] for result in instance.search_vectors(queries, k + 3)]
@@ -82,8 +86,7 @@ def test_vectors_of_any_length_are_searched(length: float) -> None:
     sample = np.random.default_rng(7)
     vectors = (length * sample.normal(size=(900, WIDTH))).astype(np.float32)
     query = sample.normal(size=WIDTH).astype(np.float32)
-    result = index(vectors).search_vectors(query[None], 12)[0]
-    assert [number for number, _ in result] == truth(vectors, query, 12)
+    assert numbers(index(vectors), query, 12) == truth(vectors, query, 12)
 
 
 @pytest.mark.parametrize("bounded", [True, False])
@@ -98,7 +101,7 @@ def test_scan_is_exact_only_with_its_error_bound(
     if not bounded:
         exact.scan.error = 0.0
     dense = index(vectors, exact)
-    results = [[n for n, _ in dense.search_vectors(query[None], 7)[0]] for query in queries]
+    results = [numbers(dense, query, 7) for query in queries]
     assert (results == [truth(vectors, query, 7) for query in queries]) is bounded
 
 
@@ -117,9 +120,7 @@ def test_large_collections_are_searched_exactly(clusters: int, scanned: int) -> 
     assert exact.scan is not None
     assert sum(result is not None for result in exact.scan.candidates(queries, 5)) >= scanned
     dense = index(vectors, exact)
-    for query in queries:
-        results = [number for number, _ in dense.search_vectors(query[None], 5)[0]]
-        assert results == truth(vectors, query, 5)
+    assert all(numbers(dense, query, 5) == truth(vectors, query, 5) for query in queries)
 
 
 def test_without_faiss_large_collections_are_searched_by_the_product(
@@ -127,16 +128,15 @@ def test_without_faiss_large_collections_are_searched_by_the_product(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     monkeypatch.setattr(nearest, "LARGE", 1)
-    vectors, query = unit(500, 1), unit(1, 2)
+    vectors, (query,) = unit(500, 1), unit(1, 2)
     exact = Exact(vectors)
-    results = index(vectors, exact).search_vectors(query, 5)[0]
-    assert [number for number, _ in results] == truth(vectors, query[0], 5)
+    assert numbers(index(vectors, exact), query, 5) == truth(vectors, query, 5)
     assert exact.scan is None
 
 
 def test_candidates_are_few() -> None:
-    named = Exact(unit(20_000, 5)).candidates(unit(4, 6), 10)
-    assert all(10 <= len(numbers) < 2000 for numbers in named)
+    candidates = Exact(unit(20_000, 5)).candidates(unit(4, 6), 10)
+    assert all(10 <= len(each) < 2000 for each in candidates)
 
 
 def test_approximate_index_has_enough_recall_for_every_k_and_batch() -> None:
@@ -149,14 +149,10 @@ def test_approximate_index_has_enough_recall_for_every_k_and_batch() -> None:
     right = [truth(vectors, query, 10) for query in queries]
     hit = [len({n for n, _ in a} & set(b)) for a, b in zip(alone, right, strict=True)]
     assert sum(hit) > 0.6 * 10 * len(queries)
-
-
-@pytest.mark.parametrize("count", [1, 3, 40])
-def test_small_collections_can_be_indexed(count: int) -> None:
-    pytest.importorskip("faiss")
-    vectors = unit(count, 1)
-    result = index(vectors, build_nearest(vectors, "hnsw")).search_vectors(vectors[:1], 2)[0]
-    assert result[0][1] == pytest.approx(1.0)
+    for count in (1, 3, 40):
+        few = vectors[:count]
+        (first, *_), *_ = index(few, build_nearest(few, "hnsw")).search_vectors(few[:1], 2)
+        assert first[1] == pytest.approx(1.0)
 
 
 def test_saved_index_gives_equal_results_and_others_are_refused(tmp_path: Path) -> None:
@@ -165,10 +161,9 @@ def test_saved_index_gives_equal_results_and_others_are_refused(tmp_path: Path) 
     instance = build_nearest(vectors, "hnsw")
     assert isinstance(instance, Approximate)
     instance.save(tmp_path / "n")
-    again = Approximate.load(tmp_path / "n", vectors)
-    assert index(vectors, again).search_vectors(queries, 5) == index(
-        vectors, instance
-    ).search_vectors(queries, 5)
+    again = index(vectors, Approximate.load(tmp_path / "n", vectors))
+    expected = index(vectors, instance).search_vectors(queries, 5)
+    assert again.search_vectors(queries, 5) == expected
     with pytest.raises(StoreError, match="600 vectors of 24 dimensions, expected 599 of 24"):
         Approximate.load(tmp_path / "n", vectors[1:])
     (tmp_path / "n").write_bytes(b"nothing of faiss's")
