@@ -106,7 +106,7 @@ def _page(page: Any) -> tuple[str, str]:
     return _with_raised(part, text), text if page.get_rotation() else "\n".join(edges)
 
 
-def _with_raised(part: Any, text: str) -> str:
+def _with_raised(part: object, text: str) -> str:
     """Return the text of a page with "^" before digits that stand higher than what precedes."""
     from pypdfium2 import raw
 
@@ -117,13 +117,12 @@ def _with_raised(part: Any, text: str) -> str:
         return rect.bottom, rect.top - rect.bottom
 
     def marked(match: re.Match[str]) -> str:
-        (base, height), at = box(match.start() - 1), match.end()
-        while at > match.start():
-            low, size = box(at - 1)
-            if not (0 < size < SMALL * height and low > base + RAISED * height):
-                break
-            at -= 1
-        return f"{text[match.start() : at]}{'^' * (at < match.end())}{text[at : match.end()]}"
+        digits, (base, height) = match[0], box(match.start() - 1)
+        boxes = enumerate(map(box, range(*match.span())), 1)
+        least, most = base + RAISED * height, SMALL * height
+        low = (at for at, (bottom, size) in boxes if bottom <= least or not 0 < size < most)
+        at = max(low, default=0)  # digits behind it are raised
+        return f"{digits[:at]}{'^' * (at < len(digits))}{digits[at:]}"
 
     return INNER_DIGITS.sub(marked, text)
 

@@ -62,16 +62,12 @@ def read_csv(path: Path, data: bytes) -> Extract:
         match = SEPARATOR.match(text)
         text, delimiter = (text[match.end() :], match[1]) if match else (text, delimiter_of(text))
     csv.field_size_limit(MAX_BYTES)
-
-    def parsed(**options: Any) -> list[list[str]]:
-        return [*csv.reader(StringIO(text), delimiter=delimiter, **options)]
-
     try:
-        rows = parsed(strict=True)
+        rows = [*csv.reader(StringIO(text), delimiter=delimiter, strict=True)]
     except csv.Error:
-        rows = parsed()
+        rows = [*csv.reader(StringIO(text), delimiter=delimiter)]
         if text.count('"') % 2 and any("\n" in cell for row in rows for cell in row):
-            rows = parsed(quoting=csv.QUOTE_NONE)
+            rows = [*csv.reader(StringIO(text), delimiter=delimiter, quoting=csv.QUOTE_NONE)]
             notes += ("quotes are not closed; each line was read as a row, with its quotes",)
     return replace(extract, text="\n".join(row_lines(rows)), unit="row", notes=notes)
 
@@ -138,7 +134,6 @@ def cell_text(cell: Any) -> str:
     units, _, decimals = f"{amount.normalize():f}".partition(".")
     decimals = decimals.ljust(places.count("0"), "0")
     number = units.zfill(whole.count("0")) + "." * bool(decimals) + decimals
-    before, after = (LITERAL.sub(r"\1\2\3", each) for each in (before, after))
-    if negative:  # its signs or brackets mean what the minus says
-        before, after = before.strip("-()"), after.strip("-()")
+    signs = "-()" if negative else ""  # a minus stands for them
+    before, after = (LITERAL.sub(r"\1\2\3", each).strip(signs) for each in (before, after))
     return f"{'-' * (value < 0)}{before}{number}{after}".strip()

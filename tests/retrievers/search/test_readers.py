@@ -209,9 +209,10 @@ def xlsx(path: Path) -> None:
     file = openpyxl.Workbook()
     sheet = file.active
     sheet.title = "Prices"
-    rows = ["Item", "Price", "Since"], ["Seal", 4.5, datetime(2026, 3, 1)], [], ["Hose", 0.25]
-    for row in rows:
-        sheet.append(row)
+    sheet.append(["Item", "Price", "Since"])
+    sheet.append(["Seal", 4.5, datetime(2026, 3, 1)])
+    sheet.append([])
+    sheet.append(["Hose", 0.25])
     sheet["B4"].number_format, sheet["C4"] = "0.0%", "=B2*2"
     sheet.add_chart(openpyxl.chart.BarChart(), "E5")
     hidden = file.create_sheet("Old")
