@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ragspec.errors import DocumentError, pluralize
 from ragspec.retrievers.formats.encodings import Extract, clean, joined
 from ragspec.retrievers.formats.readers import parsing
+
+if TYPE_CHECKING:
+    from pypdfium2 import PdfPage
 
 LIGATURES = {number: unicodedata.normalize("NFKC", chr(number)) for number in range(0xFB00, 0xFB07)}
 CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
@@ -85,7 +88,7 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     return replace(joined(parts, title, "page"), notes=tuple(notes))
 
 
-def _unread(page: Any) -> Iterator[str]:
+def _unread(page: "PdfPage") -> Iterator[str]:
     """Yield the kind of each annotation that is not read."""
     from pypdfium2 import raw
 
@@ -98,7 +101,7 @@ def _unread(page: Any) -> Iterator[str]:
         raw.FPDFPage_CloseAnnot(each)
 
 
-def _page(page: Any) -> tuple[str, str]:
+def _page(page: "PdfPage") -> tuple[str, str]:
     """Return the text of a page with "^" before raised digits, and that of its margins."""
     part, (_, bottom, _, top) = page.get_textpage(), page.get_bbox()
     text, margin = part.get_text_range(), MARGIN * (top - bottom)
