@@ -219,9 +219,9 @@ def main() -> None:
     draft = AutoModelForCausalLM.from_pretrained(args.draft, dtype=dtype) if args.draft else None
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     if args.passages:
-        items = read_items(args.shared, args.split, args.passages, args.words)[:: args.every]
+        items = read_items(args.shared, args.split, args.passages, args.words)[:: args.stride]
     else:
-        items = read_records(args.shared, args.split)[:: args.every]
+        items = read_records(args.shared, args.split)[:: args.stride]
     result = measure(model.eval(), tokenizer, items, draft)
     if args.rows:
         args.rows.write_text(json.dumps(result["rows"], indent=1, ensure_ascii=False))
