@@ -151,23 +151,20 @@ def main() -> None:
     while time.monotonic() - began < 60.0 * args.minutes:
         chosen = random.Random(f"{args.seed} {number}")
         if args.passages:
-            append_chats(args.out, parts_read(engine, recorder, documents, chosen), number)
-            print(f"round {number}: {time.monotonic() - began:.0f} s", flush=True)
-            number += 1
-            continue
-        prompts = passage_prompts(documents, PASSAGES, chosen)
-        for opening in chosen.sample(OPENINGS, GROUPS):
-            prompts += local_prompts(writer, parts[0], opening, OF_GROUP, chosen.randrange(1 << 20))
-        prompts = sorted(set(prompts))
-        chosen.shuffle(prompts)
-        half = len(prompts) // 2
-        warm = Sampling(temperature=WARM, seed=range(number * 1000, number * 1000 + half))
-        instance = answered(engine, recorder, prompts[half:], parts)
-        instance += answered(engine, recorder, prompts[:half], parts, warm)
-        append_chats(args.out, instance, number)
-        print(
-            f"round {number}: {len(instance)} chats, {time.monotonic() - began:.0f} s", flush=True
-        )
+            chats = parts_read(engine, recorder, documents, chosen)
+        else:
+            prompts = passage_prompts(documents, PASSAGES, chosen)
+            for opening in chosen.sample(OPENINGS, GROUPS):
+                seed = chosen.randrange(1 << 20)
+                prompts += local_prompts(writer, parts[0], opening, OF_GROUP, seed)
+            prompts = sorted(set(prompts))
+            chosen.shuffle(prompts)
+            half = len(prompts) // 2
+            warm = Sampling(temperature=WARM, seed=range(number * 1000, number * 1000 + half))
+            chats = answered(engine, recorder, prompts[half:], parts)
+            chats += answered(engine, recorder, prompts[:half], parts, warm)
+        append_chats(args.out, chats, number)
+        print(f"round {number}: {len(chats)} texts, {time.monotonic() - began:.0f} s", flush=True)
         number += 1
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from image_data import HELD_OUT, SETS, read_pictures, split
-from image_export import checksums
 from image_model import SHAPES
 from image_tokenizer import WARM_UP, codes_in_use, psnr
 from image_train import BATCH
+from masters import checksums
 
 from ragspec.visual.models.vq import VQTokenizer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from image_data import SETS, read_pictures
 from image_model import SHAPES, build_model
+from masters import checksums, readable
 from safetensors.torch import load_file, save_file
 
 from ragspec.visual.models.vq import VQTokenizer
@@ -63,21 +63,6 @@ def export_tokenizer(trained: Path, out: Path) -> None:
     config.pop("_name_or_path", None)  # the folder it was trained in
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     readable(out)
-
-
-def readable(folder: Path) -> None:
-    """Let everybody read the files."""
-    for path in folder.iterdir():
-        path.chmod(0o644)
-
-
-def checksums(folder: Path) -> dict[str, str]:
-    """Give the SHA-256 of every file below a folder, by its path there, cards left out."""
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix != ".md"
-    }
 
 
 def main() -> None:

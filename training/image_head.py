@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 from image_data import SETS, read_pictures, split
-from image_export import readable
 from image_train import Rows
+from masters import readable
 
 from ragspec.drafters.heads.files import save_head
 from ragspec.drafters.heads.head import DraftHead

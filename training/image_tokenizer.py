@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from image_data import BACKGROUND, SETS, Pictures, augment, read_pictures, split
-from masters import FAST, HALVES, save_whole
+from masters import FAST, HALVES, save_whole, timed_steps
 from text_train import rate_factor, seconds_until
 from torch import Tensor
 from torch.nn import functional
@@ -227,12 +226,8 @@ def train(
 
     SIGTERM ends the run after the current step, with a checkpoint.
     """
-    end = time.monotonic() + seconds
-    saved = time.monotonic()
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with (folder / "log.jsonl").open("a") as log:
-        while (left := end - time.monotonic()) > 0 and not stop.is_set():
+        for left in timed_steps(seconds, partial(trainer.save, folder / "last.pt")):
             began = time.monotonic()
             factor = rate_factor(trainer.step, left, decay)
             line: dict[str, float] = {"step": trainer.step, "factor": round(factor, 3)}
@@ -244,10 +239,6 @@ def train(
                 line |= {f"psnr_{one.kind}": round(psnr(tokenizer, one), 2) for one in held}
                 line["used"] = int((trainer.counts > 0.02).sum())
             print(json.dumps(line), file=log, flush=True)
-            if time.monotonic() - saved > 120:
-                trainer.save(folder / "last.pt")
-                saved = time.monotonic()
-    trainer.save(folder / "last.pt")
 
 
 def main() -> None:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from image_data import (
     split,
 )
 from image_model import build_model, use_plain_attention
-from masters import FAST, HALVES, move_masters, save_whole
+from masters import FAST, HALVES, move_masters, save_whole, timed_steps
 from text_train import rate_factor, seconds_until
 from torch import Tensor
 from torch.nn import functional
@@ -230,12 +229,8 @@ def train(trainers: list[Trainer], folder: Path, seconds: float, decay: float) -
     A set that is named twice gets two steps a round.
     SIGTERM ends the run after the current step, with checkpoints.
     """
-    end = time.monotonic() + seconds
-    saved = time.monotonic()
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with (folder / "log.jsonl").open("a") as log:
-        while (left := end - time.monotonic()) > 0 and not stop.is_set():
+        for left in timed_steps(seconds, partial(save_all, trainers, folder)):
             for trainer in trainers:
                 began = time.monotonic()
                 factor = rate_factor(trainer.step, left, decay, 60)
@@ -247,10 +242,6 @@ def train(trainers: list[Trainer], folder: Path, seconds: float, decay: float) -
                 line |= {"factor": round(factor, 3)}
                 line["seconds"] = round(time.monotonic() - began, 2)
                 print(json.dumps(line), file=log, flush=True)
-            if time.monotonic() - saved > 120:
-                save_all(trainers, folder)
-                saved = time.monotonic()
-    save_all(trainers, folder)
 
 
 def save_all(trainers: list[Trainer], folder: Path) -> None:

@@ -18,18 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import signal
-import threading
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from image_data import SETS, read_pictures, split
-from image_export import readable
 from image_model import CONDITIONS, GRID, SHAPES, use_plain_attention
 from image_train import DROPPED, Rows, misread
-from masters import FAST, HALVES, save_whole
+from masters import FAST, HALVES, readable, save_whole, timed_steps
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -178,7 +175,7 @@ class Trainer:
             head_width=head_width,
             head_layers=head_layers,
         )
-        self.model = LatentModel(config).train()
+        self.model: Any = LatentModel(config).train()
         use_plain_attention(self.model.trunk)
         self.rng = torch.Generator().manual_seed(seed)
         if teacher is None:
@@ -191,18 +188,28 @@ class Trainer:
             self.model.deviation.copy_(teacher.deviation)
         if taken is not None:
             take(self.model, taken, self.rows, self.rng)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Begin with the optimiser and the running mean of the weights."""
         self.mean = {key: value.detach().clone() for key, value in self.model.named_parameters()}
         learning = [each for each in self.model.parameters() if each.requires_grad]
         self.optimiser = torch.optim.AdamW(learning, lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
         self.step = 0
 
+    def loss(
+        self, rows: tuple[Tensor, Tensor], rng: torch.Generator, rough: float = ROUGH
+    ) -> Tensor:
+        """Return the loss of rows; 0 as `rough` measures in full precision, see `loss_of`."""
+        most = self.most if rough else 0.0
+        with torch.autocast("cpu", FAST, enabled=HALVES and rough > 0):
+            return loss_of(self.model, rows, rng, rough, self.teacher, most)
+
     def update(self, factor: float) -> float:
         """Do one step at `factor` of the rate; returns the loss."""
         for group in self.optimiser.param_groups:
             group["lr"] = RATE * min(1.0, (self.step + 1) / WARM_UP) * factor
-        rows = self.rows.draw(BATCH, self.rng)
-        with torch.autocast("cpu", FAST, enabled=HALVES):
-            loss = loss_of(self.model, rows, self.rng, teacher=self.teacher, most=self.most)
+        loss = self.loss(self.rows.draw(BATCH, self.rng), self.rng)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
@@ -218,8 +225,7 @@ class Trainer:
     def measure(self) -> float:
         """Return the loss on held-out pictures, always under the same noise."""
         fixed = self.held.draw(256, torch.Generator().manual_seed(5))
-        rng = torch.Generator().manual_seed(7)
-        return float(loss_of(self.model, fixed, rng, rough=0.0, teacher=self.teacher))
+        return float(self.loss(fixed, torch.Generator().manual_seed(7), rough=0.0))
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on."""
@@ -265,27 +271,20 @@ def main() -> None:
     tokenizer = VQTokenizer.from_pretrained(TOKENIZER)
     trainer = Trainer(pictures, tokenizer, steps, teacher=teacher, taken=args.trunk)
     path = args.out / f"{args.set}{'' if teacher is None else '-draft'}.pt"
-    if path.exists():
-        trainer.load(path)
     train(trainer, path, 60.0 * args.minutes)
     trainer.export(args.out / f"latent-{args.set}")
 
 
 def train(trainer: Trainer, path: Path, seconds: float) -> None:
-    """Train for `seconds`, the last third of them with a falling rate."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    began = saved = time.monotonic()
-    while (spent := time.monotonic() - began) < seconds and not stop.is_set():
-        loss = trainer.update(min(1.0, (seconds - spent) / (DECAY * seconds)))
+    """Train for `seconds`, from a checkpoint if there is one; the rate falls in the last third."""
+    if path.exists():
+        trainer.load(path)
+    for left in timed_steps(seconds, partial(trainer.save, path)):
+        loss = trainer.update(min(1.0, left / (DECAY * seconds)))
         if trainer.step % 100 == 0:
             line = {"step": trainer.step, "loss": round(loss, 4)}
-            line |= {"held": round(trainer.measure(), 4), "seconds": round(spent)}
+            line |= {"held": round(trainer.measure(), 4), "seconds": round(seconds - left)}
             print(json.dumps(line), flush=True)
-        if time.monotonic() - saved > 120:
-            saved = time.monotonic()
-            trainer.save(path)
-    trainer.save(path)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from image_data import read_pictures, split
-from image_export import halve, readable
+from image_export import halve
 from image_model import CONDITIONS, GRID
-from image_train import DROPPED, Rows
-from latent_train import BATCH, KEEP, RATE, ROUGH, TOKENIZER, WARM_UP, Trainer, train
-from masters import FAST, HALVES
+from image_train import DROPPED
+from latent_train import EMBEDDER, ROUGH, TOKENIZER, LatentRows, Trainer, train
+from masters import FAST, HALVES, readable
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -35,7 +35,6 @@ SIZES = {
     **{"intermediate_size": 192, "buffer_size": 4, "head_width": 80, "head_layers": 2},
 }
 TIMES = 2  # of each latent in a step
-EMBEDDER = Path("ragspec/starter/embedder")  # of captions, which tiles have not
 CLIP = 4.0  # deviations: a small model's first steps would else leave the latents' range
 
 
@@ -89,21 +88,13 @@ def noise_loss(
     return error.mean() + divergence.mean() / (2.0 * math.log(2.0))
 
 
-class LatentRows(Rows):
-    """Pictures of a set as rows of latents f32 [count, 64, D] with their labels."""
-
-    def encode(self, images: Tensor) -> Tensor:
-        """Return the latents of pictures, which no book rounds."""
-        return self.tokenizer.latents(images)
-
-
 class MaskedTrainer(Trainer):
     """The masked model of one set with its rows, its optimiser and its running mean."""
 
     def __init__(self, pictures: Any, tokenizer: VQTokenizer, seed: int = 1) -> None:
         torch.manual_seed(seed)
         self.rows, self.held = (LatentRows(tokenizer, part, EMBEDDER) for part in split(pictures))
-        self.rng, self.step = torch.Generator().manual_seed(seed), 0
+        self.rng = torch.Generator().manual_seed(seed)
         self.schedule = LearnedSchedule(TRAINED)
         sample = self.rows.draw(512, self.rng)[0].flatten(0, 1)
         config = MaskedConfig(
@@ -116,33 +107,8 @@ class MaskedTrainer(Trainer):
             id2label=dict(enumerate(pictures.classes)),
             **SIZES,
         )
-        self.model: Any = MaskedModel(config).train()
-        self.mean = {key: value.detach().clone() for key, value in self.model.named_parameters()}
-        self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01
-        )
-
-    def update(self, factor: float) -> float:
-        """Do one step at `factor` of the rate; returns the loss."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = RATE * min(1.0, (self.step + 1) / WARM_UP) * factor
-        loss = self.loss(self.rows.draw(BATCH, self.rng), self.rng)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        self.step += 1
-        keep = min(KEEP, 1 - 1 / (self.step + 1))
-        with torch.no_grad():
-            for key, value in self.model.named_parameters():
-                self.mean[key].lerp_(value, 1 - keep)
-        return float(loss.detach())
-
-    @torch.no_grad()
-    def measure(self) -> float:
-        """Return the loss on held-out pictures, always under the same noise."""
-        fixed = self.held.draw(256, torch.Generator().manual_seed(5))
-        return float(self.loss(fixed, torch.Generator().manual_seed(7), rough=0.0))
+        self.model = MaskedModel(config).train()
+        self.prepare()
 
     def loss(
         self, rows: tuple[Tensor, Tensor], rng: torch.Generator, rough: float = ROUGH
@@ -175,8 +141,6 @@ def main() -> None:
     pictures = read_pictures(args.shared, args.set)
     trainer = MaskedTrainer(pictures, VQTokenizer.from_pretrained(TOKENIZER))
     path = args.out / f"{args.set}.pt"
-    if path.exists():
-        trainer.load(path)
     train(trainer, path, 60.0 * args.minutes)
     trainer.export(args.out / f"masked-{args.set}")
 

@@ -1,12 +1,17 @@
-"""Float32 masters of a model in the CPU's fast type, and checkpoints that are whole or absent."""
+"""What trainings share: float32 masters, steps until a time, checkpoints, checksums of files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from team import agreed
 from torch import Tensor
 
 from ragspec.verification.cpu_weights import available, halves
@@ -41,8 +46,38 @@ def move_masters(
             parameter.copy_(masters[key])
 
 
+def timed_steps(seconds: float, save: Callable[[], None], every: float = 120) -> Iterator[float]:
+    """Yield the seconds that are left before each step; save every few minutes and at the end.
+
+    SIGTERM ends the steps after the current one. In a team the first process keeps the time.
+    """
+    end, saved, stop = time.monotonic() + seconds, time.monotonic(), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    while (left := agreed(0.0 if stop.is_set() else end - time.monotonic())) > 0:
+        yield left
+        if time.monotonic() - saved > every:
+            save()
+            saved = time.monotonic()
+    save()
+
+
 def save_whole(state: dict[str, Any], path: Path) -> None:
     """Write a checkpoint beside the old one, then in its place."""
     part = path.with_suffix(".new")
     torch.save(state, part)
     part.replace(path)
+
+
+def readable(folder: Path) -> None:
+    """Let all users read the files of a folder."""
+    for path in folder.iterdir():
+        path.chmod(0o644)
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder, by its path there, without cards."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix != ".md"
+    }

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from text_export import checksums
+from masters import checksums
 
 GATE = (
     ("verbatim", "evidence lines that are verbatim spans of six words or more", "0.80"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from masters import checksums, readable
 from text_model import SHAPES, build_model
 
 
@@ -37,18 +37,8 @@ def export(name: str, checkpoint: Path, tokenizer: Path, out: Path) -> dict[str,
     known = json.loads(written.read_text(encoding="utf-8"))
     text = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
     written.write_text(text, encoding="utf-8")
-    for path in out.iterdir():
-        path.chmod(0o644)
+    readable(out)
     return counters
-
-
-def checksums(folder: Path) -> dict[str, str]:
-    """Give the SHA-256 of every file of a folder."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-        if path.is_file()
-    }
 
 
 def main() -> None:

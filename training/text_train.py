@@ -12,8 +12,6 @@ import argparse
 import datetime
 import json
 import random
-import signal
-import threading
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from masters import FAST, move_masters, save_whole
-from team import agreed, average_gradients, run_team, team_size
+from masters import FAST, move_masters, save_whole, timed_steps
+from team import average_gradients, run_team, team_size
 from text_data import read_documents, read_questions
 from text_mix import Mix, Shares
 from text_model import (
@@ -181,12 +179,13 @@ def train(
     SIGTERM ends the run after the current step, with a checkpoint. Of a team (see `team`) the
     first, of rank 0, keeps the time, logs and saves.
     """
-    end = time.monotonic() + seconds
-    saved = time.monotonic()
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+
+    def save() -> None:
+        if not rank:
+            trainer.save(folder / "last.pt")
+
     with (folder / "log.jsonl").open("a") as log:
-        while (left := agreed(0.0 if stop.is_set() else end - time.monotonic())) > 0:
+        for left in timed_steps(seconds, save, every=240):
             phase = phase_at(trainer.phases, trainer.tokens)
             rng = random.Random(f"length/{trainer.step}")
             length = rng.choices(list(phase.lengths), list(phase.lengths.values()))[0]
@@ -206,11 +205,6 @@ def train(
             if trainer.step % 50 == 0:
                 line["repeat"] = round(repeat_accuracy(trainer.model, 8, 128, 1), 4)
             print(json.dumps(line), file=log, flush=True)
-            if time.monotonic() - saved > 240:
-                trainer.save(folder / "last.pt")
-                saved = time.monotonic()
-    if not rank:
-        trainer.save(folder / "last.pt")
 
 
 def work(rank: int, args: argparse.Namespace) -> None:

@@ -187,7 +187,7 @@ def test_latents_are_learnt_preserved_and_sampled(
     script: str, built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     latents = module(script)
-    monkeypatch.setattr(latents, "BATCH", 4)
+    monkeypatch.setattr(module("latent_train"), "BATCH", 4)
     pictures = module("image_data").read_pictures(built_up, "tiles")
     tokenizer = VQTokenizer.from_pretrained(latents.TOKENIZER)
     options: dict[str, Any] = {}
