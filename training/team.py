@@ -22,15 +22,15 @@ def run_team(work: Callable[[int], None], workers: int) -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             torch.multiprocessing.spawn(
-                _member, (workers, Path(folder) / "prepare_batch", work), workers
+                _member, (workers, Path(folder) / "rendezvous", work), workers
             )
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _member(rank: int, workers: int, prepare: Path, work: Callable[[int], None]) -> None:
+def _member(rank: int, workers: int, rendezvous: Path, work: Callable[[int], None]) -> None:
     distributed.init_process_group(
-        "gloo", init_method=prepare.as_uri(), rank=rank, world_size=workers
+        "gloo", init_method=rendezvous.as_uri(), rank=rank, world_size=workers
     )
     work(rank)
     distributed.barrier()

@@ -34,15 +34,11 @@ def read_log(path: Path) -> dict[str, Any]:
     }
 
 
-def _count(passages: int | None) -> str:
-    if passages is None:
-        return "records, 1 to 4 passages"
-    return f"{passages} retrieved"
-
-
 def gate_table(runs: list[dict[str, Any]]) -> str:
     """Lay the rates of several gate runs out beside what is asked of them."""
-    heads = " | ".join(_count(run["passages"]) for run in runs)
+    counts = [run["passages"] for run in runs]
+    titles = ("records, 1 to 4 passages" if n is None else f"{n} retrieved" for n in counts)
+    heads = " | ".join(titles)
     rows = [f"| measured | asked | {heads} |", "| --- | --- |" + " --- |" * len(runs)]
     for key, text, least in GATE:
         cells = " | ".join(f"{run[key]:.3f}" for run in runs if key in run)

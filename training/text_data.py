@@ -51,17 +51,17 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def is_permissive(record: dict[str, Any]) -> bool:
-    """Say whether a record may go into shipped weights (no share-alike licence)."""
-    return SHARE_ALIKE not in record["license"]
+def read_permissive(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records that may go into shipped weights: those of no share-alike licence."""
+    for record in read_jsonl(path):
+        if SHARE_ALIKE not in record.get("license", ""):
+            yield record
 
 
 def read_documents(shared: Path, split: str = "train") -> list[Document]:
     """Read the permissive plain texts and pyfaq records of `lm/<split>.jsonl.gz`."""
     documents = []
-    for record in read_jsonl(shared / "data" / "lm" / f"{split}.jsonl.gz"):
-        if not is_permissive(record):
-            continue
+    for record in read_permissive(shared / "data" / "lm" / f"{split}.jsonl.gz"):
         kind = record["kind"]
         if kind == "qa":
             # Records about articles carry share-alike passages as distractors: see read_questions.
@@ -75,19 +75,15 @@ def read_documents(shared: Path, split: str = "train") -> list[Document]:
 def read_questions(shared: Path, split: str = "train") -> list[GoldQuestion]:
     """Read the human questions about permissive articles, each with its gold passage alone."""
     questions = []
-    for record in read_jsonl(shared / "data" / "lm" / f"{split}.jsonl.gz"):
-        if record["kind"] != "qa" or not is_permissive(record):
-            continue
-        match = QA_RECORD.match(record["text"])
+    for record in read_permissive(shared / "data" / "lm" / f"{split}.jsonl.gz"):
+        match = QA_RECORD.match(record["text"]) if record["kind"] == "qa" else None
         if match is None:
             continue
         blocks = QA_BLOCK.split(match["context"])
         title, _, passage = blocks[int(match["gold"]) - 1].partition("\n")
-        questions.append(
-            GoldQuestion(
-                title[4:], passage, match["question"], match["evidence"], match["answer"].strip()
-            )
-        )
+        answer = match["answer"].strip()
+        question = GoldQuestion(title[4:], passage, match["question"], match["evidence"], answer)
+        questions.append(question)
     return questions
 
 

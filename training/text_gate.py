@@ -65,19 +65,9 @@ def read_items(shared: Path, split: str, count: int, words: int = 105) -> list[I
         passages = cut(document["text"], words)
         chosen = [passages[i] for i in rank(record["question"], passages)[:count]]
         blocks = [f"[{n}] {document['title']}\n{text}" for n, text in enumerate(chosen, start=1)]
-        question = record["question"]
+        question, gold = record["question"], (record["evidence"], record["answers"])
         prompt = "Context:\n" + "\n\n".join(blocks) + f"\n\nQuestion: {question}\nEvidence:"
-        items.append(
-            Item(
-                record["id"],
-                prompt,
-                chosen,
-                document["text"],
-                record["evidence"],
-                record["answers"],
-                question,
-            )
-        )
+        items.append(Item(record["id"], prompt, chosen, document["text"], *gold, question))
     return items
 
 
@@ -96,12 +86,8 @@ def read_records(shared: Path, split: str) -> list[Item]:
         passages = [passage for _, _, passage in blocks]
         prompt = match[0][: match.start("gold") - len(" [")]
         text = "\n".join(passages)
-        answers = [match["answer"].strip()]
-        items.append(
-            Item(
-                record["id"], prompt, passages, text, match["evidence"], answers, match["question"]
-            )
-        )
+        gold = match["evidence"], [match["answer"].strip()]
+        items.append(Item(record["id"], prompt, passages, text, *gold, match["question"]))
     return items
 
 

@@ -9,7 +9,6 @@ in. No share-alike text is read. Reimers and Gurevych 2019 give the loss (in-bat
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import random
@@ -17,16 +16,17 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from text_data import read_permissive
 
 Ids = list[int]
 
-SHARE_ALIKE = "CC-BY-SA"
 SENTENCE_BREAK = re.compile(r"(?<=[.!?])\s+(?=[\"'(]?[A-Z0-9])|\n+")
 PREFIXES = (
     *("what is", "what are", "what does", "how do i", "how does", "how to", "why does", "when is"),
@@ -63,35 +63,26 @@ class Source:
     questions: list[list[str]]
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the permissive records of a gzipped JSON-lines file."""
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        for line in stream:
-            record = json.loads(line)
-            if SHARE_ALIKE not in record.get("license", ""):
-                yield record
-
-
 def read_sources(shared: Path) -> tuple[list[tuple[str, str, list[str]]], list[str]]:
     """Return (title, passage text, questions) of permissive train documents, and raw texts."""
     folder = shared / "data" / "retrieval"
     documents = {
         record["doc_id"]: record["title"]
-        for record in read_jsonl(folder / "passage_docs.jsonl.gz")
+        for record in read_permissive(folder / "passage_docs.jsonl.gz")
         if record["split"] == "train"
     }
     questions: dict[str, list[str]] = {}
-    for query in read_jsonl(folder / "queries.jsonl.gz"):
+    for query in read_permissive(folder / "queries.jsonl.gz"):
         if query["split"] == "train" and query["origin"] in ("covid", "pyfaq"):
             for gold in query["gold"]:
                 questions.setdefault(gold, []).append(query["question"])
     passages = [
         (documents[record["doc"]], record["text"], questions.get(record["id"], []))
-        for record in read_jsonl(folder / "passages.jsonl.gz")
+        for record in read_permissive(folder / "passages.jsonl.gz")
         if record["doc"] in documents
     ]
     # Question records of articles carry share-alike passages beside their own: leave them out.
-    records = read_jsonl(shared / "data" / "lm" / "train.jsonl.gz")
+    records = read_permissive(shared / "data" / "lm" / "train.jsonl.gz")
     texts = [record["text"] for record in records if record["kind"] != "qa"]
     return passages, texts
 
@@ -126,20 +117,14 @@ def cut_sources(passages: list[tuple[str, str, list[str]]], tokenizer: Any) -> l
 
 
 class Words:
-    """Token ids of words, remembered."""
+    """Token ids of words; each word is encoded once."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[str, Ids] = {}
+        self._one = cache(lambda word: tokenizer.encode(word, add_special_tokens=False).ids)
 
     def ids(self, words: list[str]) -> Ids:
         """Return the token ids of words, in a row."""
         return [token for word in words for token in self._one(word)]
-
-    def _one(self, word: str) -> Ids:
-        if word not in self._known:
-            self._known[word] = self._tokenizer.encode(word, add_special_tokens=False).ids
-        return self._known[word]
 
 
 class Pairs:
@@ -149,12 +134,12 @@ class Pairs:
         self.sources = sources
         self.words = words
         self.settings = settings
-        self.latents_to_draw = [number for number, source in enumerate(sources) if source.questions]
+        self.with_questions = [number for number, source in enumerate(sources) if source.questions]
 
     def batch(self, rng: random.Random) -> tuple[list[Ids], list[Ids]]:
         """Draw a batch: half alone, half in runs of neighbours, a few with human questions."""
         size, group = self.settings.batch, self.settings.group
-        chosen = set(rng.sample(self.latents_to_draw, min(size // 50, len(self.latents_to_draw))))
+        chosen = set(rng.sample(self.with_questions, min(size // 50, len(self.with_questions))))
         while len(chosen) < size // 2:
             start = rng.randrange(len(self.sources))
             chosen.update(range(start, min(start + group, len(self.sources))))

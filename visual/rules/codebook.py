@@ -145,16 +145,14 @@ class CodePartition:
     @cached_property
     def mates(self) -> list[Codes]:
         """The other codes of each code's cluster, nearest first if the code-book is known."""
-        order = np.argsort(self.clusters, kind="stable").astype(np.int32)
-        edges = np.flatnonzero(np.diff(self.clusters[order])) + 1
-        mates: list[Codes] = [np.empty(0, np.int32)] * self.size
-        for members in np.split(order, edges):
-            for code in members.tolist():
-                others = members[members != code]
-                if self._rows is not None and len(others):
-                    distances = np.linalg.norm(self._rows[others] - self._rows[code], axis=1)
-                    others = others[np.argsort(distances, kind="stable")]
-                mates[code] = others
+        mates: list[Codes] = []
+        for code, cluster in enumerate(self.clusters):
+            others = np.flatnonzero(self.clusters == cluster).astype(np.int32)
+            others = others[others != code]
+            if self._rows is not None and len(others):
+                distances = np.linalg.norm(self._rows[others] - self._rows[code], axis=1)
+                others = others[np.argsort(distances, kind="stable")]
+            mates.append(others)
         return mates
 
 

@@ -165,14 +165,11 @@ class RelaxedWalk(Rule):
         self, drafted: Sequence[int], code: int, target: TargetView, node: int, left: float
     ) -> int | None:
         """Return the first drafted code that stands for the target's, or None."""
-        near = [each for each in drafted if (self.near[each] == code).any()]
+        near = [each for each in drafted if code in self.near[each]]
         if left < 1.0 or not near:
             return None
         p = self._distribution(target, node)  # computed only if needed
-        for each in near:
-            if (self.related(each, p) == code).any():
-                return each
-        return None
+        return next((each for each in near if code in self.related(each, p)), None)
 
     def _shares(
         self,
@@ -193,8 +190,6 @@ class RelaxedWalk(Rule):
         fresh[drafted] = 0.0
         for each in eligible:
             codes = self.related(each, p)
-            if not len(codes):
-                continue
             masses = fresh[codes].cumsum()
             count = int(masses.searchsorted(left - spent, side="right"))
             if not count:
@@ -202,7 +197,7 @@ class RelaxedWalk(Rule):
             codes = codes[:count]
             spent += float(masses[count - 1])
             fresh[codes] = 0.0
-            if chosen is None and (codes == code).any():
+            if chosen is None and code in codes:
                 chosen = each
         return chosen, spent
 

@@ -163,7 +163,7 @@ def test_a_relaxed_rule_says_so(rule: RelaxedWalk) -> None:
 
 
 @pytest.mark.parametrize("instance", [Lantern, LanternPlus, GSD])
-def test_a_name_alone_is_not_enough(instance: type[RelaxedWalk]) -> None:
+def test_relaxed_rules_by_name_alone_are_refused(instance: type[RelaxedWalk]) -> None:
     with pytest.raises(InputError, match="make_rule"):
         instance()  # type: ignore[call-arg]
     with pytest.raises(InputError, match="which codes look alike"):
@@ -180,7 +180,7 @@ def test_another_code_book_is_refused() -> None:
 BROKEN = [
     ("fresh[drafted] = 0.0", "pass"),
     ("fresh[codes] = 0.0", "pass"),
-    ("if chosen is None and (codes", "if (codes"),
+    ("if chosen is None and code", "if code"),
     ("chosen = code if code in offered else chosen", "pass"),
     ("codes = codes[:count]", "codes = self.near[each]"),
 ]
@@ -221,7 +221,7 @@ def pictures(rule: Rule | str, **drafts: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("drafts", [{"drafter": "context"}, {"drafter": None, "draft_model": 1}])
-def test_the_engine_tells_what_was_relaxed(drafts: dict[str, Any]) -> None:
+def test_reports_measure_the_excess(drafts: dict[str, Any]) -> None:
     if "draft_model" in drafts:
         drafts = {"drafter": None, "draft_model": tiny.model(seed=drafts["draft_model"])}
     table = codes.neighbours(tiny.VOCAB, 60)
