@@ -41,7 +41,7 @@ def test_passages_are_permissive_and_cut_at_paragraphs(places: tuple[Path, Path]
     assert all(paragraph in prompt for prompt in long)
 
 
-def test_answers_are_kept_with_their_states_up_to_a_repetition(
+def test_answers_are_stored_with_their_states_up_to_a_repetition(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     writer, trainer = module("chat_answers"), module("chat_head")
@@ -78,7 +78,7 @@ def test_answers_are_kept_with_their_states_up_to_a_repetition(
     assert not writer.answered(engine, recorder, ["What is it?"], parts)
 
 
-def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
+def test_a_head_is_trained_in_two_stages_and_resumed(
     places: tuple[Path, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -183,7 +183,7 @@ def test_export_writes_the_running_mean(
 
 
 @pytest.mark.parametrize("script", ["latent_train", "masked_train"])
-def test_latents_are_learnt_preserved_and_sampled(
+def test_models_of_latents_are_trained_saved_and_sampled(
     script: str, built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     latents = module(script)
@@ -229,7 +229,9 @@ def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: 
     assert pipe.draft.trunk.config.hidden_size == latents.DRAFT_TRUNK["hidden_size"]
 
 
-def test_a_trunk_of_codes_is_taken_as_is(built_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trunk_of_a_model_of_codes_stays_unchanged(
+    built_up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     latents = module("latent_train")
     for name, value in (("BATCH", 4), ("READ_STEPS", 30), ("READ_PICTURES", 64)):
         monkeypatch.setattr(latents, name, value)
@@ -264,7 +266,7 @@ def test_hue_and_edges_count() -> None:
     assert float(loss(striped, selection)) > 1.5 * float(loss(grey, selection))
 
 
-def test_spread_is_least_for_an_even_spread() -> None:
+def test_the_spread_loss_is_0_for_an_even_spread() -> None:
     spread, even = module("image_tokenizer").spread_loss, torch.cat([torch.eye(8), -torch.eye(8)])
     assert float(spread(even)) == 0
     assert float(spread(even[:3])) > 0.1

@@ -39,7 +39,7 @@ def work(rank: int, folder: Path) -> None:
     torch.save(record, folder / f"{rank}.pt")
 
 
-def test_a_team_learns_from_the_rows_of_all(tmp_path: Path) -> None:
+def test_a_team_averages_the_gradients_of_all_rows(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     module("team").run_team(partial(work, folder=tmp_path), 2)
     assert signal.getsignal(signal.SIGTERM) is before, "this process can be ended as before"
@@ -50,7 +50,7 @@ def test_a_team_learns_from_the_rows_of_all(tmp_path: Path) -> None:
     assert (one["size"], one["agreed"], two["agreed"]) == (2, 10.0, 10.0)
 
 
-def test_one_needs_no_team(tmp_path: Path) -> None:
+def test_one_process_trains_without_a_team(tmp_path: Path) -> None:
     module("team").run_team(partial(work, folder=tmp_path), 1)
     alone = torch.load(tmp_path / "0.pt", weights_only=True)
     assert torch.equal(alone["local"], alone["mean"]) and alone["size"] == 1

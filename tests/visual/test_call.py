@@ -34,7 +34,7 @@ def test_a_class_is_a_whole_number_or_a_name(inputs: Any, number: int) -> None:
         *[True, False, np.bool_(True), torch.tensor(True)],
     ],
 )
-def test_a_class_that_is_not_there_or_not_clear_is_refused(inputs: Any) -> None:
+def test_missing_and_ambiguous_classes_are_refused(inputs: Any) -> None:
     with pytest.raises(InputError, match="expected"):
         class_number(inputs, NAMES, 4)
 
@@ -48,7 +48,7 @@ def seeds_of(generator: Any, count: int) -> list[int]:
     return ImageCall(generator=generator).seeds(count)
 
 
-def test_seeds_are_sampled_one_an_image_whatever_follows() -> None:
+def test_first_seeds_do_not_depend_on_the_number_of_images() -> None:
     assert seeds_of(dice(), 5)[:2] == seeds_of(dice(), 2)
     assert seeds_of([dice(), dice()], 2) == [seeds_of(dice(), 1)[0]] * 2
     assert len(set(seeds_of(None, 20))) == 20
@@ -70,7 +70,7 @@ def test_without_a_generator_seeds_come_from_the_global_one() -> None:
     assert first[0] == seeds_of(dice(3), 2)
 
 
-def test_features_stand_behind_their_padding() -> None:
+def test_features_are_padded_on_the_left() -> None:
     two, one = torch.ones(2, 3), torch.full((1, 3), 2.0)
     features, empty = padded_features([two, one], 2, 2)
     assert empty == (0, 1)

@@ -48,7 +48,7 @@ def values(out: Any) -> torch.Tensor:
 
 
 @EVERY
-def test_an_image_of_a_batch_can_be_drawn_alone(saved: Saved, kind: str) -> None:
+def test_images_of_a_batch_equal_those_drawn_alone(saved: Saved, kind: str) -> None:
     pipe, call = opened(saved(kind)), CALLS[kind]
     scales = [1.0] * 3 if kind == "imagegpt" else [3.0, 1.0, 3.0]
     guided = {} if kind == "imagegpt" else {"guidance_scale": scales}
@@ -71,7 +71,7 @@ def test_the_adaptive_budget_serves_every_family(saved: Saved, kind: str) -> Non
 
 
 @EVERY
-def test_images_are_passed_on_as_they_finish(saved: Saved, kind: str) -> None:
+def test_on_image_receives_each_complete_image(saved: Saved, kind: str) -> None:
     pipe, done = opened(saved(kind), batch_size=2), dict[int, Any]()
     out = pipe(**CALLS[kind], seed=5, on_image=done.__setitem__)
     assert sorted(done) == [0, 1, 2]
@@ -84,7 +84,9 @@ def test_images_are_passed_on_as_they_finish(saved: Saved, kind: str) -> None:
     assert torch.equal(values(pipe(**CALLS[kind], seed=5)), values(plain))
 
 
-def test_what_a_call_cannot_mean_is_refused(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_of_a_call_are_refused(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipe = opened(saved("codes"))
     wrong: list[dict[str, Any]] = [
         *({"seed": seed} for seed in (1.5, [1, 2], [1, 2, "x"])),
@@ -135,7 +137,9 @@ PARTS: dict[str, Callable[[Any], torch.Tensor]] = {
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("part", PARTS)
-def test_no_number_is_an_error_not_an_exact_image(saved: Saved, part: str, number: float) -> None:
+def test_weights_that_are_not_finite_raise_a_model_error(
+    saved: Saved, part: str, number: float
+) -> None:
     kind = part.partition("-")[0]
     pipe = opened(saved(kind))
     PARTS[part](pipe).data.view(-1)[0] = number
@@ -163,7 +167,9 @@ def test_autocast_changes_no_code(saved: Saved) -> None:
 
 
 @EVERY
-def test_a_pipeline_is_saved_where_it_was_loaded(saved: Saved, kind: str, tmp_path: Path) -> None:
+def test_a_pipeline_can_replace_the_folder_it_was_loaded_from(
+    saved: Saved, kind: str, tmp_path: Path
+) -> None:
     opened(saved(kind), None).save_pretrained(tmp_path)
     pipe = opened(tmp_path, "jacobi", batch_size=3)
     expected = values(pipe(**CALLS[kind], seed=5))
@@ -178,7 +184,7 @@ def test_a_pipeline_is_saved_where_it_was_loaded(saved: Saved, kind: str, tmp_pa
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp")]
 
 
-def test_a_folder_of_others_is_not_replaced(saved: Saved, tmp_path: Path) -> None:
+def test_foreign_folders_are_not_overwritten(saved: Saved, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"has target and no ragspec\.json"):

@@ -53,7 +53,7 @@ def drafters(drafter: Any, *inputs: Any) -> Any:
     ("inputs", "name"),
     [(None, None), ("auto", "jacobi"), ("head", "head"), (("model", "head"), "model+head")],
 )
-def test_what_drafts_has_a_name(inputs: Any, name: str | None, folder: Path) -> None:
+def test_drafters_have_names(inputs: Any, name: str | None, folder: Path) -> None:
     assert source(inputs, WALK, folder).name == name
 
 
@@ -74,14 +74,14 @@ def test_the_rule_decides_how_a_model_drafts(folder: Path) -> None:
     assert request.kind is DraftKind.SAMPLED_WITHOUT_REPLACEMENT
 
 
-def test_a_head_goes_on_from_the_target_of_the_call(folder: Path) -> None:
+def test_a_head_reads_the_target_of_the_call(folder: Path) -> None:
     for inputs in ("head", folder / "head"):
         (result,) = source(inputs, WALK, folder).make(instance := target(), LABELS)
         assert result.target is instance
 
 
 @pytest.mark.parametrize("name", ["model", "head"])
-def test_what_a_draft_reads_on_for_reaches_its_drafter(folder: Path, name: str) -> None:
+def test_min_expected_gain_reaches_the_drafter(folder: Path, name: str) -> None:
     for inputs in (name, ["jacobi", name]):
         last = drafters(inputs, WALK, folder, None, 0.5)[-1]
         assert last.settings.min_expected_gain == 0.5
@@ -90,7 +90,7 @@ def test_what_a_draft_reads_on_for_reaches_its_drafter(folder: Path, name: str) 
 @pytest.mark.parametrize(
     ("rule", "kind"), [(WALK, DraftKind.COUPLED), (ChainRejection(), DraftKind.SAMPLED)]
 )
-def test_jacobi_takes_the_form_that_the_rule_can_judge(rule: Walk, kind: DraftKind) -> None:
+def test_jacobi_drafts_in_the_form_that_the_rule_accepts(rule: Walk, kind: DraftKind) -> None:
     (result,) = drafters("jacobi", rule)
     assert result.kind is kind
     assert result.width == tiny_images.SIDE
@@ -102,14 +102,14 @@ def test_every_rule_draws_with_the_usual_drafter(folder: Path, rule: str) -> Non
     assert pipe(class_labels=[1], seed=5).stats.reports[0].drafted
 
 
-def test_an_object_is_taken_as_it_is() -> None:
+def test_drafters_and_draft_models_may_be_objects() -> None:
     current, small = NoisyTrees({}), tiny_images.model(layers=1)
     assert drafters(current) == [current]
     (result,) = drafters(small)
     assert result.model.model is small
 
 
-def test_what_cannot_draft_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_invalid_drafters_are_refused(folder: Path, tmp_path: Path) -> None:
     bare, broken = folder / "target", tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{", encoding="utf-8")
@@ -136,7 +136,7 @@ def test_several_drafters_are_fused(folder: Path) -> None:
     assert alone.name == "jacobi"
 
 
-def test_a_budget_of_variation_is_drafted_for_as_it_can_bound(folder: Path) -> None:
+def test_rules_with_a_tv_budget_get_deterministic_drafts(folder: Path) -> None:
     book = torch.randn(tiny_images.CODES, 4, generator=tiny_images.dice(0))
     bounded, free = make_rule("lantern", book, tv_budget=0.5), make_rule("lantern", book)
     (drafter,) = drafters("auto", bounded, folder)

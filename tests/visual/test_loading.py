@@ -82,7 +82,7 @@ def test_models_and_tokenizers_of_other_codes_are_refused() -> None:
             family.check_draft(draft)
 
 
-def test_names_of_classes_are_read_where_somebody_gave_them() -> None:
+def test_class_names_are_read_from_the_configuration() -> None:
     instance = tiny_images.model()
     assert class_labels(instance.config.to_dict()) == tiny_images.CLASSES
     instance.config.id2label = {n: f"LABEL_{n}" for n in range(3)}

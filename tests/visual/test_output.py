@@ -53,12 +53,12 @@ def test_excess_is_a_mean_over_all_positions_or_unknown() -> None:
     assert unknown.tv_excess is None and math.isnan(unknown.excess[0, 0, 0])
 
 
-def test_the_map_says_how_many_codes_came_together() -> None:
+def test_the_acceptance_map_has_the_codes_of_each_forward() -> None:
     (sample,) = samples_of([generation(3, 5)], Raster(3, 2, ends=1))
     assert sample.map.tolist() == [[1, 3], [3, 5], [5, 5]]
 
 
-def test_codes_of_an_image_that_was_cut_short_are_filled_up() -> None:
+def test_an_unfinished_image_repeats_its_last_code() -> None:
     result = [codes_of(each.tokens, GRID) for each in (generation(3, 5), generation(2))]
     assert result[0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert result[1].tolist() == [[0, 1, 2], [2, 2, 2], [2, 2, 2]]

@@ -29,7 +29,7 @@ def sampled(pipe: Any, **more: Any) -> Any:
 
 
 @EVERY
-def test_all_modules_move_and_change_their_numbers(saved: Saved, kind: str) -> None:
+def test_all_modules_change_device_and_dtype(saved: Saved, kind: str) -> None:
     pipe = opened(saved, kind).to(torch.float64).to("cpu", torch.float64)
     assert pipe.dtype == pipe.model.dtype == torch.float64 and pipe.device.type == "cpu"
     if getattr(pipe, "draft", None) is not None:
@@ -55,7 +55,7 @@ def test_the_bar_can_be_named_and_turned_off(
 
 
 @EVERY
-def test_what_a_callback_returns_is_not_ignored(saved: Saved, kind: str) -> None:
+def test_callbacks_may_not_change_tensors(saved: Saved, kind: str) -> None:
     pipe = opened(saved, kind)
     name, before = pipe.family.unit, sampled(pipe)
     same = sampled(pipe, callback_on_step_end=lambda pipe, step, count, message: message)

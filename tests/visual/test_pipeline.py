@@ -99,7 +99,7 @@ def test_prompts_condition_the_image(tmp_path: Path) -> None:
         pipe("cat face")
 
 
-def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
+def test_the_callback_is_called_after_each_step_and_may_end_the_call(folder: Path) -> None:
     known: list[tuple[int, int]] = []
 
     def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("drafter", [None, "jacobi", "model"])
-def test_passed_codes_stand_and_the_rest_is_sampled_after_them(folder: Path, drafter: Any) -> None:
+def test_fixed_codes_stay_and_the_others_are_generated(folder: Path, drafter: Any) -> None:
     pipe = opened(folder, drafter)
     whole = pipe(class_labels=[1], generator=dice(3), guidance_scale=2.0).codes
     inputs = whole[0].clone()
@@ -219,7 +219,7 @@ def test_passed_codes_stand_and_the_rest_is_sampled_after_them(folder: Path, dra
             pipe(class_labels=0, codes=wrong)
 
 
-def test_every_truncation_of_the_distribution_can_be_requested(folder: Path) -> None:
+def test_each_filter_can_leave_the_likeliest_code_alone(folder: Path) -> None:
     greedy = opened(folder, None)(class_labels=[1], temperature=0.0).codes
     for name, value in (("top_k", 1), ("top_p", 1e-9), ("min_p", 1.0)):
         for drafter in (None, "jacobi"):
@@ -244,7 +244,7 @@ def sampled(pipe: Any, seeds: list[int], label: int = 1) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_seed_fixes_a_picture(folder: Path, name: str) -> None:
+def test_images_depend_on_their_seed_alone_under_every_rule(folder: Path, name: str) -> None:
     """Under every rule, whatever is drawn beside it and was drawn before."""
     drafter, settings = SETTINGS[name]
     settings = {"budget": 3, "dtype": torch.float64, **settings}
@@ -259,7 +259,7 @@ def test_a_seed_fixes_a_picture(folder: Path, name: str) -> None:
     assert (sampled(plain, seeds) != first) or name == "gsd"  # the rule does relax
 
 
-def test_a_budget_that_goes_by_the_clock_says_so(folder: Path) -> None:
+def test_a_budget_by_time_makes_relaxed_images_not_repeatable(folder: Path) -> None:
     every = ((3, "lantern", True), ("auto", "lantern", False), ("auto", "exact", True))
     for budget, rule, repeats in every:
         settings = RELAXED if rule == "lantern" else {}

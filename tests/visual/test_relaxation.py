@@ -26,7 +26,7 @@ def rule_of(folder: Path, rule: str, **settings: Any) -> Any:
     return ImagePipeline.from_pretrained(folder, "jacobi", rule, **settings).rule
 
 
-def test_a_rule_alone_takes_what_was_measured_for_the_model(folder: Path, tmp_path: Path) -> None:
+def test_a_rule_without_settings_takes_the_measured_ones(folder: Path, tmp_path: Path) -> None:
     before = rule_of(folder, "lantern")
     keep(folder / RELAXATION, lantern={"delta": 0.37, "neighbours": 7}, lantern_plus={"lam": 3.0})
     result = rule_of(folder, "lantern")

@@ -49,7 +49,7 @@ def test_some_conditions_are_left_out(condition: str) -> None:
         torch.testing.assert_close(target.embed(torch.tensor([bare]))[0], model.unconditional(1)[0])
 
 
-def test_they_show_the_guided_target_of_the_same_model() -> None:
+def test_a_head_of_the_unguided_target_fits_the_guided_one() -> None:
     """What a head learns here it is asked for there: it fits the target with guidance."""
     instance, _ = code_texts(image_models.model(), CODES, torch.tensor([0, 1, 2, 0]), seeded())
     check_head(heads.fresh(instance).config, image_models.target(image_models.model(), 3.0))
@@ -68,7 +68,9 @@ def test_they_show_the_guided_target_of_the_same_model() -> None:
         (CODES, torch.full((4,), 9)),
     ],
 )
-def test_refuses_what_the_model_does_not_read(codes: torch.Tensor, inputs: torch.Tensor) -> None:
+def test_codes_and_conditions_that_do_not_fit_are_refused(
+    codes: torch.Tensor, inputs: torch.Tensor
+) -> None:
     with pytest.raises(InputError, match="expected"):
         code_texts(image_models.model(), codes, inputs, seeded())
 

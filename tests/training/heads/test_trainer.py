@@ -50,7 +50,7 @@ def test_a_target_without_states_is_refused_before_training() -> None:
         HeadTrainer(open_target(tiny.model("bloom")), texts(), HeadTraining(steps=2))
 
 
-def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
+def test_a_training_on_other_conditions_cannot_be_resumed() -> None:
     """Their ids are the same: they only number the conditions."""
     (one, prompts), (other, _) = picture(1.0), picture(1.0)
     other._conditions = [each + 1.0 for each in other._conditions]
@@ -60,7 +60,7 @@ def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
         second.resume(first.state())
 
 
-def test_a_training_goes_on_with_the_tokens_of_its_head() -> None:
+def test_a_resumed_training_has_the_tokens_of_its_head() -> None:
     start = fresh_head(target(), seeded(0, 0, 0), tokens=[2, 5, 11])
     settings = replace(FEW, draft_vocab_size=3)
     left = HeadTrainer(target(), texts(), settings, head=start).state()
@@ -93,7 +93,7 @@ def test_the_seed_decides() -> None:
     assert not first.training
 
 
-def test_the_target_is_left_as_it_was() -> None:
+def test_training_leaves_the_target_unchanged() -> None:
     instance: Any = copy.deepcopy(heads.model(torch.float32))
     before = {name: value.clone() for name, value in instance.named_parameters()}
     heads.train_head(CausalTarget(instance), texts(), FEW)
@@ -135,7 +135,7 @@ def test_time_may_end_the_run() -> None:
     assert 1 <= len(known) < 1000
 
 
-def test_a_head_can_go_on_but_not_for_another_target() -> None:
+def test_a_head_can_be_trained_further_for_its_target_alone() -> None:
     head = heads.fresh(target())
     weights = head.fc.weight.clone()
     assert heads.train_head(target(), texts(), FEW, head=head) is head

@@ -47,7 +47,7 @@ def test_the_coupled_form_writes_what_plain_decoding_writes(
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_pictures_stay_as_they_are(scale: float) -> None:
+def test_jacobi_drafts_change_no_image(scale: float) -> None:
     instance = image_models.target(image_models.model("features"), scale)
     sampling, whole = Sampling(temperature=1.0, top_k=12, seed=3), LONG | {"max_new_tokens": 16}
     coupled, sampled = (JacobiDrafter(5, form, width=image_models.SIDE) for form in FORMS)
@@ -63,7 +63,7 @@ def test_pictures_stay_as_they_are(scale: float) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_that_end_with_a_token_end_so_before_any_forward_has_visible_it(form: Any) -> None:
+def test_first_drafts_end_rows_with_the_line_end(form: Any) -> None:
     opened = session(JacobiDrafter(8, form, width=4, end=19))
     assert opened.propose(at([5]), 8).tokens.tolist() == [5, 5, 19, 5, 5, 5, 19, 5]
 
@@ -127,7 +127,7 @@ def test_sampling_keeps_the_distribution(seed: int, window: int, steps: int, len
     assert distributions.variation(outcomes, length) < 1e-9
 
 
-def test_a_stale_distribution_taken_for_another_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_with_a_wrong_q_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of the law can fail: a q that is not what the code was drawn from biases it."""
     propose = JacobiSession.propose
 
@@ -231,7 +231,7 @@ def test_branches_save_forwards() -> None:
     assert lengths[1] < 0.97 * lengths[0]
 
 
-def test_it_finds_its_codes_among_those_of_others() -> None:
+def test_jacobi_reads_the_verdicts_of_its_codes_in_a_fused_tree() -> None:
     opened = session(JacobiDrafter(3), vocab=200)
     opened.propose(at([1]), 9)
     mixed = DraftTree.build([8, 1, 9, 1, 4], [-1, -1, 0, 1, 3], "mixed", kind=DraftKind.COUPLED)
@@ -245,7 +245,7 @@ def test_without_a_view_it_starts_afresh() -> None:
     assert opened.propose(at([1, 6]), 9).tokens.tolist() == [6, 6]
 
 
-def test_accept_prob_follows_what_came_true() -> None:
+def test_accept_prob_rises_with_accepted_codes() -> None:
     opened = session(JacobiDrafter(3), vocab=200)
     before = opened.propose(at([1]), 9).accept_prob.tolist()
     codes = [1]

@@ -33,7 +33,7 @@ def generate(
     return models.pictures(target, drafter, rule, rows, **inputs)
 
 
-def test_a_copy_of_the_target_is_always_right() -> None:
+def test_drafts_of_a_copy_of_the_target_are_accepted() -> None:
     same = models.model(strength=0.1)
     latents, result = generate(Near(1e-9), draft=same)
     plain, _ = generate("walk", window=1)
@@ -44,7 +44,7 @@ def test_a_copy_of_the_target_is_always_right() -> None:
     assert torch.allclose(selected, plain, atol=1e-9)
 
 
-def test_a_draft_is_what_its_model_draws_alone() -> None:
+def test_drafts_are_the_latents_of_the_draft_model() -> None:
     target = models.target(models.model(), scale=2.0)
     instance = smaller()
     drafter = parse_drafter(target, instance, window=4, min_expected_gain=0.0)
@@ -64,7 +64,7 @@ def test_a_draft_is_what_its_model_draws_alone() -> None:
     assert [target.table.indices[number] for number in numbers] == [0, 1, 2, 3]
 
 
-def test_chains_grow_with_what_is_preserved_and_end_with_the_picture() -> None:
+def test_chains_grow_with_the_acceptance_rate_and_end_with_the_image() -> None:
     latents, result = generate(Near(50.0), window=99, gain=0.1)  # all are kept
     sizes = [len(step.tree) for step in result[0].steps if len(step.tree)]
     assert sizes[0] == 3 and sum(sizes) < CODES  # 0.5, 0.25 and 0.125 are worth it

@@ -103,7 +103,7 @@ def test_latents_depend_on_no_mode_of_torch(folder: Path) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_what_became_of_drafts_is_reported(folder: Path) -> None:
+def test_outcomes_of_drafts_are_reported(folder: Path) -> None:
     plain = sampled(pipeline(folder, None))
     assert (plain.stats.outcomes == 0).all() and plain.stats.acceptance is None
     assert plain.label == "exact", "nothing was speculated"
@@ -145,7 +145,9 @@ def test_outputs_and_settings(folder: Path) -> None:
         ({"guidance_interval": (0, 3)}, "guidance_interval"),
     ],
 )
-def test_what_densities_lack_is_refused(folder: Path, inputs: dict[str, Any], message: str) -> None:
+def test_settings_of_probabilities_are_refused(
+    folder: Path, inputs: dict[str, Any], message: str
+) -> None:
     with pytest.raises(errors.InputError, match=message):
         sampled(pipeline(folder), **inputs)
 

@@ -67,7 +67,7 @@ def test_outputs_and_settings(folder: Path) -> None:
     assert len(out.images) == 4 and len(set(out.stats.seeds)) == 4
 
 
-def test_the_map_tells_what_came_together(folder: Path) -> None:
+def test_the_acceptance_map_has_the_latents_of_each_iteration(folder: Path) -> None:
     result = sampled(pipeline(folder), 3)
     assert result.acceptance_map.shape == (3, SIDE, SIDE)
     for one in result.acceptance_map:
@@ -75,7 +75,7 @@ def test_the_map_tells_what_came_together(folder: Path) -> None:
         assert all(counts % sizes == 0) and sum(counts // sizes) == 4
 
 
-def test_it_draws_again_from_what_it_saved(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_saved_pipeline_draws_the_same_latents(files: tuple[Path, Path], tmp_path: Path) -> None:
     pipe = published(files)
     pipe.save_pretrained(tmp_path)
     again = pipeline(tmp_path)
@@ -83,7 +83,7 @@ def test_it_draws_again_from_what_it_saved(files: tuple[Path, Path], tmp_path: P
     assert type(again.tokenizer) is type(pipe.tokenizer)
 
 
-def test_a_callback_is_reported_and_may_end_it(folder: Path) -> None:
+def test_the_callback_receives_each_iteration_and_may_end_the_call(folder: Path) -> None:
     message: list[tuple[int, int, int]] = []
 
     def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> bool:
@@ -156,7 +156,7 @@ def test_drafts_are_judged_by_rules_of_latents(folder: Path) -> None:
     assert not torch.allclose(sampled(pipeline(folder, iterations=9)).latents, plain.latents)
 
 
-def test_what_came_of_drafts_is_reported_by_place(folder: Path) -> None:
+def test_outcomes_are_reported_by_place(folder: Path) -> None:
     out = sampled(pipeline(folder, **DRAFTED, rule="near", r=9.0, prefill=0.3, budget=3), 2)
     for row, seed in enumerate(out.stats.seeds):
         order = order_of(NoiseStream(seed), 9)

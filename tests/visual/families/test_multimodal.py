@@ -188,7 +188,7 @@ def test_chameleon_draws_codes_alone(negative: str | None, temperature: float) -
 
 
 @KINDS
-def test_drafts_rules_batches_and_use_change_no_picture(kind: str) -> None:
+def test_drafters_and_batches_change_no_image(kind: str) -> None:
     message, request = {"guidance_scale": SCALE, **sized(kind)}, PROMPTS[1:]
     plain = opened(kind, None)(request, generator=dice(), num_images_per_prompt=2, **message)
     for drafter in ("auto", ["jacobi", tiny_prompted.model(kind, 1)]):
@@ -199,7 +199,7 @@ def test_drafts_rules_batches_and_use_change_no_picture(kind: str) -> None:
         assert torch.equal(pipe(request[0], generator=dice(), **message).codes[0], plain.codes[0])
 
 
-def test_codes_that_look_alike_are_those_of_the_models_its_book() -> None:
+def test_neighbours_are_those_of_the_code_book_of_the_model() -> None:
     for kind in FAMILIES:
         rule = opened(kind, rule="lantern", neighbours=3).rule
         book = tiny_prompted.model(kind).model.vqmodel.quantize.embedding.weight.detach()
@@ -212,7 +212,7 @@ def test_codes_that_look_alike_are_those_of_the_models_its_book() -> None:
 
 
 @KINDS
-def test_passed_codes_stand_and_the_rest_is_sampled_after_them(kind: str) -> None:
+def test_fixed_codes_stay_and_the_others_are_generated(kind: str) -> None:
     record = {"guidance_scale": 2.0, **sized(kind)}
     whole = opened(kind)("a cat", generator=dice(), **record).codes
     inputs = whole[0].clone()
@@ -227,7 +227,7 @@ def test_passed_codes_stand_and_the_rest_is_sampled_after_them(kind: str) -> Non
 
 
 @KINDS
-def test_a_folder_holds_all_of_it_and_how_it_was_sampled_with(kind: str, tmp_path: Path) -> None:
+def test_a_saved_folder_has_all_models_and_settings(kind: str, tmp_path: Path) -> None:
     folder, saved = tiny_prompted.save(tmp_path / "one", kind), tmp_path / "two"
     if kind == "chameleon":
         tiny_prompted.chameleon_vq().save_pretrained(folder / "vq")

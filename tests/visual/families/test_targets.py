@@ -77,7 +77,7 @@ def test_trees_draw_what_plain_decoding_draws(kind: str, sampling: Sampling) -> 
 
 
 @KINDS
-def test_the_model_is_left_as_it_was_detected(kind: str) -> None:
+def test_targets_leave_the_attention_of_the_model_unchanged(kind: str) -> None:
     instance = model(kind)
     before = instance.config._attn_implementation
     draw(Engine(target(kind), None, drafter=None), [0], Sampling())
@@ -117,7 +117,7 @@ def test_prompts_of_several_lengths_draw_what_each_draws_alone(kind: str) -> Non
             assert draw(Engine(alone, None, drafter=None), [0], one) == [result[row]]
 
 
-def test_lines_end_where_they_must() -> None:
+def test_every_row_of_emu3_ends_with_a_line_end() -> None:
     instance = target("emu3")
     assert isinstance(instance, Emu3Target)
     for seed in range(4):
@@ -163,7 +163,7 @@ def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:
     assert tokens[0] == tokens[1]
 
 
-def test_what_a_model_asks_of_text_is_not_requested_of_its_pictures() -> None:
+def test_generation_settings_for_text_do_not_affect_images() -> None:
     instance: Any = target("janus", seed=17)
     plain = draw(Engine(instance, drafter=None), [0], Sampling())
     config = instance.model.generation_config

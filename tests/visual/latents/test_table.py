@@ -8,7 +8,7 @@ from ragspec.visual.latents.sampler import LatentSample
 from ragspec.visual.latents.target import MOST_LATENTS, LatentTable
 
 
-def test_a_table_holds_as_many_latents_as_there_are_numbers() -> None:
+def test_the_table_of_latents_is_limited() -> None:
     count, like = MOST_LATENTS - 1, torch.zeros(1)
     table, one = LatentTable(1, 1, like), torch.ones(1).expand(count, 1, 1)
     sample = LatentSample(one.expand(-1, 2, -1), one, torch.zeros(0, 1, 1), one)

@@ -64,7 +64,7 @@ class Unmasked(MaskedTarget):
     ],
     ids=["mirrored", "twice", "unmasked"],
 )
-def test_what_breaks_the_distribution_is_detected(
+def test_targets_and_rules_that_change_the_distribution_are_detected(
     rule: Any, drafts: str | None, inputs: dict[str, Any], selection: torch.Tensor
 ) -> None:
     result, _ = sampled(rule, drafts, SAMPLES, **inputs)

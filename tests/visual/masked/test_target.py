@@ -52,7 +52,7 @@ def test_the_engine_draws_as_the_sampler(scale: float, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
 @pytest.mark.parametrize("drafts", ["jacobi", "model"])
-def test_a_seed_fixes_a_picture_whatever_is_beside_it(rule: Any, drafts: str) -> None:
+def test_images_do_not_depend_on_their_batch(rule: Any, drafts: str) -> None:
     together, message = sampled(rule, drafts, 3, side=3)
     one_by_one, _ = sampled(rule, drafts, 3, side=3, max_batch_size=1)
     alone, _ = sampled(rule, drafts, 1, side=3, first=1)
@@ -68,7 +68,7 @@ def test_nothing_is_drafted_before_drafting_begins() -> None:
     assert len(at_once[0].steps[1].tree) == 3 < len(message[0].steps)
 
 
-def test_what_was_foreseen_is_sampled_under_the_deepest_prefix() -> None:
+def test_latents_ahead_are_sampled_under_the_deepest_prefix() -> None:
     instance, noises = model(side=3), [NoiseStream(5)]
     schedule = LearnedSchedule(STEPS, FLOOR)
     target = MaskedTarget(instance, schedule, torch.tensor([1]), noises, SCALE, ahead=3)

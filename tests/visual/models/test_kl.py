@@ -49,7 +49,7 @@ def test_it_encodes_and_decodes_as_the_published_layers(tmp_path: Path) -> None:
     assert torch.allclose(result.double(), plain.means(images), atol=1e-5)
 
 
-def test_the_comparison_catches_levels_that_are_taken_for_each_other(tmp_path: Path) -> None:
+def test_swapped_levels_are_detected(tmp_path: Path) -> None:
     weights = kl_published()
     a, b = "decoder.up.0.block.1.norm2.bias", "decoder.up.1.block.1.norm2.bias"
     weights[a], weights[b] = weights[b], weights[a]

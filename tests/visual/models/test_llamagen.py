@@ -99,7 +99,7 @@ def test_dropout_is_for_training_only() -> None:
 
 
 @pytest.mark.parametrize("condition", ["class", "features"])
-def test_what_is_saved_comes_back(condition: str, tmp_path: Path) -> None:
+def test_a_saved_model_computes_the_same_logits(condition: str, tmp_path: Path) -> None:
     model = copy.deepcopy(image_models.model(condition)).float()
     model.save_pretrained(tmp_path)
     assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".safetensors"}

@@ -60,9 +60,7 @@ def test_pictures_become_the_codes_of_the_published_layers(tmp_path: Path) -> No
         ("decoder.conv_blocks.1.res.1.norm2", "decoder.conv_blocks.1.res.2.norm2"),
     ],
 )
-def test_the_comparison_catches_two_layers_that_are_taken_for_each_other(
-    one: str, other: str, tmp_path: Path
-) -> None:
+def test_swapped_layers_are_detected(one: str, other: str, tmp_path: Path) -> None:
     weights = published()
     expected = Plain(weights).decode(some_codes()).clamp(-1, 1)
     for part in ("weight", "bias"):

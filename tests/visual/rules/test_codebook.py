@@ -46,7 +46,7 @@ def test_raw_rows_have_other_neighbours() -> None:
     assert brute(codes.double(), 5) != right
 
 
-def test_books_that_are_searched_by_plain_distance_have_plain_neighbours() -> None:
+def test_raw_code_books_are_compared_by_plain_distance() -> None:
     codes = codebook(40).double() * torch.linspace(0.0, 3.0, 40)[:, None].double()
     table = CodeNeighbours.build(codes, 5, normalised=False)
     assert table.rows.tolist() == brute(codes, 5) != brute(unit(codes), 5)
@@ -58,7 +58,7 @@ def test_books_that_are_searched_by_plain_distance_have_plain_neighbours() -> No
     assert torch.cdist(codes, centres).argmin(1).tolist() == clusters.tolist()
 
 
-def test_marks_behind_the_codes_look_like_nothing() -> None:
+def test_marks_are_neighbours_of_themselves_alone() -> None:
     codes = codebook(12)
     table = CodeNeighbours.build(codes, 3)
     marked = CodeNeighbours.build(codes, 3, marks=2)
@@ -104,7 +104,7 @@ def test_ties_go_to_the_lower_id() -> None:
         (CodePartition.build, (codebook(8), 0), "clusters=0; expected"),
     ],
 )
-def test_what_is_no_table_is_refused(build: Any, inputs: tuple[Any, ...], message: str) -> None:
+def test_invalid_tables_are_refused(build: Any, inputs: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         build(*inputs)
 

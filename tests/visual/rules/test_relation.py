@@ -60,7 +60,7 @@ def test_more_relaxation_relates_more(kind: str) -> None:
             assert less.tolist() == more.tolist()[: len(less)]
 
 
-def test_two_parameters_never_mean_one_another() -> None:
+def test_delta_and_lam_have_limits_of_their_kind() -> None:
     p = distribution(0)
     code = int(p.argmax())
     assert Lantern(TABLE, 5, 0.5).bound(p[code]) == 0.5
@@ -71,7 +71,7 @@ def test_two_parameters_never_mean_one_another() -> None:
         LanternPlus(TABLE, 5, 0.5)
 
 
-def test_what_relates_nothing_says_so() -> None:
+def test_rules_that_relate_no_codes_do_not_relax() -> None:
     for rule in (Lantern(TABLE, 0, 0.5), Lantern(TABLE, 5, 0.0), LanternPlus(TABLE, 5, 1.0)):
         assert not rule.relaxes
     assert not LanternPlus(TABLE, 0, 9.0).relaxes

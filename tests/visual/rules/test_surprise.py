@@ -12,7 +12,7 @@ from ragspec.visual.rules.tv_budget import Surprising, nll_gap_of
 from tests.support import tiny_images
 
 
-def test_its_mean_over_a_distribution_is_none_by_enumeration() -> None:
+def test_the_mean_gap_of_a_distribution_is_0() -> None:
     sample = torch.Generator().manual_seed(0)
     for size in (1, 2, 30):
         distribution = torch.randn(size, generator=sample, dtype=torch.float64).mul(2.0).softmax(0)
@@ -24,7 +24,7 @@ def test_its_mean_over_a_distribution_is_none_by_enumeration() -> None:
             assert value == pytest.approx(-float(distribution[code].log()) - entropy)
 
 
-def test_it_grows_where_the_likeliest_code_is_answered_by_an_unlikely_one() -> None:
+def test_unlikely_codes_in_place_of_likely_ones_raise_the_gap() -> None:
     distribution = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     relaxed = torch.tensor([0.0, 0.2, 0.8], dtype=torch.float64)  # code 2 stands for code 0
     values = torch.tensor(nll_gap_of(distribution.expand(3, -1), [0, 1, 2]), dtype=torch.float64)
@@ -34,7 +34,7 @@ def test_it_grows_where_the_likeliest_code_is_answered_by_an_unlikely_one() -> N
     assert nll_gap_of(excluded, [0]) == (0.0,)
 
 
-def test_a_rule_that_measures_is_the_rule() -> None:
+def test_the_measuring_rule_has_the_name_and_label_of_the_rule() -> None:
     rule = Surprising(Walk())
     assert (rule.name, rule.label, rule.accepts) == ("walk", "exact", Walk.accepts)
 
@@ -47,7 +47,7 @@ def stats(folder: Path, drafter: Any, rule: str, images: int, **settings: Any) -
 @pytest.mark.parametrize(
     ("drafter", "rule", "images"), [(None, "exact", 300), ("model", "rejection", 150)]
 )
-def test_exact_rules_have_none(folder: Path, drafter: Any, rule: str, images: int) -> None:
+def test_exact_rules_have_no_gap(folder: Path, drafter: Any, rule: str, images: int) -> None:
     result = stats(folder, drafter, rule, images)
     assert len(result.nll_gaps) == images * tiny_images.SIDE**2
     assert abs(result.nll_gap) < 3.0 * result.nll_gap_error < 0.15
@@ -59,7 +59,7 @@ def test_drafts_change_no_gap(folder: Path, drafter: str) -> None:
     assert drafted == pytest.approx(plain, abs=1e-4)
 
 
-def test_relaxed_rules_have_some_and_say_so(folder: Path) -> None:
+def test_relaxed_rules_have_a_gap_in_the_summary(folder: Path) -> None:
     result = stats(folder, "model", "lantern", 60, neighbours=23, delta=0.9)
     assert result.nll_gap > 4.0 * result.nll_gap_error
     assert f"NLL gap {result.nll_gap:+.3f}" in result.summary()

@@ -67,7 +67,7 @@ def enumerated(
 
 @pytest.mark.parametrize("tree", [fixed(1, 1), fixed(3, 1)])
 @pytest.mark.parametrize("seed", range(2))
-def test_the_mean_excess_bounds_what_enumeration_finds(tree: Grow, seed: int) -> None:
+def test_the_mean_excess_bounds_the_total_variation(tree: Grow, seed: int) -> None:
     distributions = Distributions(CODES, seed)
     rules: list[RelaxedWalk] = [Lantern(TABLE, delta=0.2), LanternPlus(TABLE, lam=3.0)]
     for rule in rules:
@@ -152,7 +152,7 @@ def test_one_draft_of_another_kind_ends_the_bound() -> None:
         assert row.label == label
 
 
-def test_a_budget_that_is_not_preserved_is_visible() -> None:
+def test_rules_that_overspend_are_detected() -> None:
     lax = broken(lantern, "left - spent, side", "left, side")
     forgetful = broken(lantern, "self.spent += spent", "pass")
     for where in (lax, forgetful):

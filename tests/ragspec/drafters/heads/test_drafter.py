@@ -106,7 +106,7 @@ def test_a_step_of_fixed_shape_waits_once_and_launches_little_else() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_pictures_stay_as_they_are(scale: float, form: str) -> None:
+def test_jacobi_drafts_change_no_image(scale: float, form: str) -> None:
     """In float64, with guidance as a pair of rows, of which the head runs both."""
     target = heads.picture_target(scale)
     sampling = Sampling(temperature=1.0, top_k=12, seed=3)

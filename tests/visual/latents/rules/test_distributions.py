@@ -53,7 +53,7 @@ class Mirrored(Aligned):
         return self.mirrored(view, drafted, sampled)
 
 
-def test_a_try_is_kept_as_often_as_the_draft_leaves_it() -> None:
+def test_tries_are_accepted_with_the_residual_probability() -> None:
     view = view_of((inputs := pair("linear", "model")).target, inputs.p, DraftTree.empty(), 0)
 
     def propose(tries: range) -> tuple[torch.Tensor, torch.Tensor]:  # p / q is 2, then a half
@@ -82,7 +82,7 @@ def test_a_try_is_kept_as_often_as_the_draft_leaves_it() -> None:
     ],
     ids=["linear-jacobi", "linear-model", "nonlinear-model"],
 )
-def test_what_comes_out_follows_the_targets_distribution(
+def test_emitted_latents_follow_the_distribution_of_the_target(
     kind: str, drafter: str, more: dict[str, float], rule: Any
 ) -> None:
     inputs = pair(kind, drafter, **more)

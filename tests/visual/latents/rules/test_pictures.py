@@ -42,7 +42,7 @@ def test_plain_latents_are_those_of_whole_forwards() -> None:
     assert result[0].label == "exact" and result[0].report.forward_passes == CODES
 
 
-def test_near_0_is_the_plain_picture_and_some_variant_off_is_near() -> None:
+def test_near_gives_the_plain_image_for_r_0_and_a_close_one_for_small_r() -> None:
     plain, _ = generate("walk", None)
     same, result = generate(Near(0.0), JacobiDrafter(6, width=models.SIDE))
     assert torch.allclose(same, plain, atol=1e-9)
@@ -60,7 +60,7 @@ def by_jacobi(rule: Any, **inputs: Any) -> Any:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
 @pytest.mark.parametrize("draw", [by_jacobi, test_latent_model.generate])
-def test_a_seed_fixes_the_latents_whatever_else_is_sampled(draw: Any, rule: Any) -> None:
+def test_latents_depend_on_the_seed_alone(draw: Any, rule: Any) -> None:
     first, result = draw(rule)
     one_by_one, _ = draw(rule, max_batch_size=1)
     alone, _ = draw(rule, rows=1)
@@ -70,7 +70,7 @@ def test_a_seed_fixes_the_latents_whatever_else_is_sampled(draw: Any, rule: Any)
     assert first.shape == (3, CODES, models.WIDTH) and result[0].label == rule.label
 
 
-def test_what_no_forward_drew_for_its_index_is_no_draft() -> None:
+def test_latents_of_another_index_are_no_drafts() -> None:
     target = models.target(models.model())
     p = torch.randn(32, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
     number = view_of(target, p, DraftTree.empty(), 1).token(-1)
@@ -98,7 +98,7 @@ def test_rules_of_the_other_kind_are_refused() -> None:
         generate("rejection", JacobiDrafter(4, "sampled", width=3))
 
 
-def test_rules_have_names_and_their_settings_alone() -> None:
+def test_rules_are_created_by_name_and_refuse_foreign_settings() -> None:
     for rule in RULES:
         assert type(make_latent_rule(rule.name)) is type(rule)
         assert make_latent_rule(rule.name).name == rule.name
