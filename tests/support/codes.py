@@ -93,7 +93,7 @@ def broken(module: ModuleType, old: str, new: str) -> ModuleType:
 
 
 def first_distribution(rule: Rule, distributions: Distributions, tree: Grow) -> Distribution:
-    """Return the exact law of the first code that one step emits."""
+    """Return the exact distribution of the first code that one step emits."""
     result = np.zeros(distributions.vocab)
     for text, weight in distributions.outcomes(rule, tree).items():
         result[text[0]] += weight

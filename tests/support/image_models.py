@@ -19,7 +19,7 @@ BOOK, SIDE, CLASSES, LENGTH, FEATURES = 24, 4, 3, 3, 6
 def model(condition: str = "class", seed: int = 0, layers: int = 2, book: int = BOOK) -> Any:
     """Return a float64 model of 4 x 4 codes, 16 wide; the same object for equal calls.
 
-    Tests share the object, so whoever changes it must work on `copy.deepcopy`.
+    Tests share the object: change a `copy.deepcopy` of it.
     """
     sizes = {"hidden_size": 16, "intermediate_size": 32, "grid_size": SIDE}
     inputs = {"condition_length": 1 if condition == "class" else LENGTH, "caption_dim": FEATURES}

@@ -1,4 +1,4 @@
-"""Laws of latents put to the test: pairs of target and draft, samples of both, and distances."""
+"""Pairs of a target and a draft of latents, samples of both, and tests of equality."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.latents.target import LatentTarget, LatentView
 from tests.support import tiny_latents as models
 
-STRENGTH = 1.2  # by which latents of the nonlinear chains hang on the state
+STRENGTH = 1.2  # how much latents of the nonlinear chains depend on the state
 HIDDEN = 32  # of the tiny models' trunks
-OTHER_SEEDS = 10**6  # those of samples that share no noise with what is tested
+OTHER_SEEDS = 10**6  # of samples that share no noise with those under test
 
 
 class Linear(torch.nn.Module):
@@ -85,7 +85,7 @@ def view_of(target: LatentTarget, state: torch.Tensor, tree: DraftTree, seed: in
 
 @torch.no_grad()
 def emitted(rule: Any, inputs: Pair, count: int) -> tuple[torch.Tensor, float]:
-    """Return what a rule puts first, f64 [count, D], and the share of drafts that it keeps."""
+    """Return the first latents that a rule emits, f64 [count, D], and its acceptance rate."""
     target = inputs.target
     noise = torch.cat([target.noise(NoiseStream(seed), [0]) for seed in range(count)])
     drafted = inputs.draft.add(inputs.q.expand(count, -1), noise, [0] * count)
@@ -132,6 +132,6 @@ def differs(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def _mean_differs(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the p-value of two means by the normal law."""
+    """Return the p-value of two means under the normal distribution."""
     error = (a.var() / len(a) + b.var() / len(b)).sqrt()
     return math.erfc(abs(float((a.mean() - b.mean()) / error)) / math.sqrt(2.0))

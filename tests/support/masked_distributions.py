@@ -1,4 +1,4 @@
-"""Whole pictures of a tiny masked model, plain and under rules, for tests of their law."""
+"""Whole images of a tiny masked model, plain and under rules, for tests of distributions."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.support import tiny_masked
 
 SIDE, WIDTH, STEPS, FLOOR, SCALE = 2, 2, 3, 0.3, 2.0
 PLACES = SIDE * SIDE
-OTHER_SEEDS = 10**6  # those of pictures that share no noise with what is tested
+OTHER_SEEDS = 10**6  # of images that share no noise with those under test
 
 
 class LinearHead(torch.nn.Module):
@@ -30,7 +30,7 @@ class LinearHead(torch.nn.Module):
     def forward(
         self, noisy: torch.Tensor, times: torch.Tensor, message: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the noise, by which the clean latent is told and a share of the noisy one."""
+        """Return the noise of a clean latent: the conditioning and a share of the noisy latent."""
         selected = self.alphas_cumprod[times][:, None]
         clean = message + 0.3 * (1.0 - selected) * noisy
         noise = (noisy - selected.sqrt() * clean) / (1.0 - selected).sqrt()
@@ -38,9 +38,9 @@ class LinearHead(torch.nn.Module):
 
 
 def model(difference: float = 0.0, side: int = SIDE) -> MaskedModel:
-    """Return a model in float64 whose latents hang on each other and are linear in its states.
+    """Return a model in float64 whose latents depend on each other and are linear in its states.
 
-    difference: what is added to all that its head is told; its variances are others, too, then.
+    difference: added to the conditioning of the head; other than 0 it also changes the variances.
     """
     dice = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
@@ -67,7 +67,7 @@ def sampled(
     begin: int = 0,
     **engine: Any,
 ) -> tuple[torch.Tensor, list[Generation]]:
-    """Return pictures f64 [count, N, D] of seeds from `first` on, and what the engine tells.
+    """Return pictures f64 [count, N, D] of seeds from `first` on, and their generations.
 
     drafts: "jacobi", "model" (whose latents are `difference`, and last deviation `spread` times the
     target's) or None.

@@ -1,4 +1,4 @@
-"""A MAR checkpoint in the published layout: random weights, and a plain reading of them in NumPy.
+"""A MAR checkpoint in the published layout: random weights, and a plain computation in NumPy.
 
 Nothing of the library is used here, so that the two can be compared. One picture at a time, token
 by token, in float64, after the paper (Li et al., arXiv 2406.11838) and improved DDPM (2102.09672).

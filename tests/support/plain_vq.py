@@ -1,4 +1,4 @@
-"""A tokenizer in the published LlamaGen layout: random weights, and a plain reading of them.
+"""A tokenizer in the published LlamaGen layout: random weights, and plain layers over them.
 
 Nothing of the library is used here, so that the two can be compared.
 """
@@ -150,14 +150,21 @@ class Plain:
         return rows / rows.square().sum(-1, keepdim=True).sqrt()
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return pictures [B, 3, H, W] of codes [B, h, w]."""
-        latents = self.conv("post_quant_conv", self.book()[codes].permute(0, 3, 1, 2))
-        x = self.middle("decoder", self.conv("decoder.conv_in", latents, padding=1))
+        """Return images [B, 3, H, W] of codes [B, h, w]."""
+        return self.decoded(self.book()[codes])
+
+    def decoded(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return images [B, 3, H, W] of latents [B, h, w, d]."""
+        x = self.conv("post_quant_conv", latents.permute(0, 3, 1, 2))
+        x = self.middle("decoder", self.conv("decoder.conv_in", x, padding=1))
         return self.end("decoder", self.levels("decoder", x, self.up))
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """Return codes [B, h * w] of pictures [B, 3, H, W]."""
+        """Return codes [B, h * w] of images [B, 3, H, W]."""
+        return torch.einsum("bnc,vc->bnv", self.encoded(images), self.book()).argmax(-1)
+
+    def encoded(self, images: torch.Tensor) -> torch.Tensor:
+        """Return latents [B, h * w, d] of images [B, 3, H, W]."""
         x = self.conv("encoder.conv_in", images, padding=1)
         x = self.middle("encoder", self.levels("encoder", x, self.down))
-        result = self.conv("quant_conv", self.end("encoder", x)).flatten(2)
-        return torch.einsum("bcn,vc->bnv", result, self.book()).argmax(-1)
+        return self.conv("quant_conv", self.end("encoder", x)).flatten(2).mT

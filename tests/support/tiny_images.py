@@ -1,4 +1,4 @@
-"""Tiny image generators with random weights, saved as a user would have them on disk."""
+"""Tiny image generators with random weights, and folders of them."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def dice(seed: int = 1) -> torch.Generator:
 def model(
     condition: str = "class", *, layers: int = 2, codes: int = CODES, seed: int = 0, **more: Any
 ) -> Any:
-    """Return a tiny LlamaGen model with laws that are far from flat; more: of its config."""
+    """Return a tiny LlamaGen model with uneven distributions; more: fields of its config."""
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.3}
     inputs: dict[str, Any] = {"num_classes": len(CLASSES), "id2label": dict(enumerate(CLASSES))}
     if condition == "features":

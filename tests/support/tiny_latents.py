@@ -25,7 +25,7 @@ def model(
     width: int = WIDTH,
     side: int = SIDE,
 ) -> Any:
-    """Return a model whose latents hang on the ones before; strength: by how much."""
+    """Return a model whose latents depend on those before; strength: how much."""
     trunk = {
         **{"hidden_size": hidden, "num_hidden_layers": 2, "num_attention_heads": 2},
         **{"intermediate_size": 48, "grid_size": side, "num_classes": CLASSES},
@@ -57,7 +57,7 @@ def target(
     built_by: type[LatentTarget] = LatentTarget,
     table: LatentTable | None = None,
 ) -> LatentTarget:
-    """Return the target of some rows, their classes one after the other; table: it draws into."""
+    """Return the target of some rows, of classes in turn; table: for its latents."""
     labels = torch.arange(rows) % CLASSES
     conditions = ConditionTable(
         instance.trunk.condition(labels).detach(), instance.trunk.unconditional(1)[0].detach()

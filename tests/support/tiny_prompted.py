@@ -45,9 +45,9 @@ VQ: dict[str, Any] = {"base_channels": 32, "num_res_blocks": 1, "embed_dim": 4}
 
 
 class Seeded(LogitsProcessor):  # type: ignore[misc, unused-ignore]
-    """Lets transformers draw by the project's noise: the token that a seed gives is all it leaves.
+    """Makes transformers sample with the project's noise: it leaves the token of the seed alone.
 
-    codes: the tokens among which is drawn, in order; rows of which it knows none are left alone.
+    codes: the tokens to sample from, in order; scores that exclude all of them stay unchanged.
     """
 
     def __init__(self, sampling: Sampling, seeds: Sequence[int], codes: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What the scripts of heads and of image models read."""
+"""Input files for the scripts of heads and of image models."""
 
 import gzip
 import json

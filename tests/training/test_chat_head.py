@@ -1,4 +1,4 @@
-"""The scripts that let a chat model write, also at length, for its head, and train that."""
+"""The scripts that record answers of a chat model and train its draft head on them."""
 
 import importlib
 import json

@@ -1,15 +1,24 @@
-"""The scripts that made the starter image models: data, tokenizer, training, export, sheets."""
+"""The scripts of the starter image models: data, tokenizer, training, export, heads, scores."""
 
 import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from ragspec.drafters.heads.drafter import HeadDrafter
+from ragspec.drafters.heads.files import open_head
+from ragspec.errors import InputError
 from ragspec.visual import ImagePipeline, VQTokenizer
 from ragspec.visual.families.latents import Latents
+from ragspec.visual.families.llamagen import LlamaGen
+from ragspec.visual.masked.model import MaskedModel
+from ragspec.visual.masked.schedule import LearnedSchedule
+from tests.support import image_models, plain_mar, tiny_masked
+from tests.support.scripts import run_script
 
 module = importlib.import_module
 pytestmark = pytest.mark.usefixtures("training_path")
@@ -216,7 +225,7 @@ def test_models_of_latents_are_trained_saved_and_sampled(
 
 
 def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: Path) -> None:
-    """Train a draft model of the target in a folder: it comes nearer to it, and lies beside it."""
+    """Check that a draft model approaches the target of a folder and is written beside it."""
     teacher = Latents.load_model(place / "target", "cpu", "float32")
     trainer = latents.Trainer(pictures, tokenizer, steps=4, teacher=teacher)
     before, selected = trainer.measure(), teacher.head.write.weight.clone()
@@ -280,7 +289,7 @@ def test_misread_codes_come_from_the_next_row() -> None:
     assert torch.equal(read[wrong], codes.roll(1, 0)[wrong])
     shares = wrong.float().mean(1)
     assert 0.2 < float(shares.mean()) < 0.3 and float(shares.max()) < 0.7
-    assert float(shares.max() - shares.min()) > 0.3, "each row has a share of its own"
+    assert float(shares.max() - shares.min()) > 0.3, "the share differs by row"
     assert torch.equal(misread(codes, 0.0, torch.Generator().manual_seed(0)), codes)
 
 
@@ -294,3 +303,104 @@ def test_the_plain_attention_is_causal_attention() -> None:
     build.use_plain_attention(model)
     ours = model(codes, condition_embeds=condition, use_cache=False).logits
     assert torch.allclose(ours, stock, atol=1e-10)
+
+
+def test_the_loss_of_a_masked_model_is_noise_and_the_divergence_of_a_step() -> None:
+    torch.manual_seed(0)
+    model = MaskedModel(tiny_masked.config(4, head_layers=1)).double()
+    for weight in model.parameters():
+        weight.data.normal_(0.0, 0.4)
+    clean, message = torch.randn(6, 4).double(), torch.randn(6, 10).double()
+    dice = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        result = module("masked_train").noise_loss(
+            model, LearnedSchedule(1000), message, clean, dice
+        )
+    dice = torch.Generator().manual_seed(3)
+    times = torch.randint(1000, (6,), generator=dice)
+    noise = torch.randn(6, 4, generator=dice, dtype=torch.float32).double()
+    _, selected = plain_mar.respaced(1000)
+    total = 0.0
+    for row, at in enumerate(times.tolist()):
+        noisy = selected[at] ** 0.5 * clean[row] + (1 - selected[at]) ** 0.5 * noise[row]
+        with torch.no_grad():
+            message_noise, where = model.head(
+                noisy[None], torch.tensor([at]), message[row : row + 1]
+            )
+        least = np.full(4, -1.0)
+        true = plain_mar.posterior(selected, at, noisy.numpy(), noise[row].numpy(), least)
+        mine = plain_mar.posterior(
+            selected, at, noisy.numpy(), message_noise[0].numpy(), where[0].numpy()
+        )
+        difference = np.square(true[0] - mine[0]) / np.exp(mine[1])
+        divergence = 0.5 * (mine[1] - true[1] + np.exp(true[1] - mine[1]) + difference - 1.0)
+        error = np.square(message_noise[0].numpy() - noise[row].numpy())
+        total += float((error + divergence / np.log(2.0)).mean())
+    assert abs(float(result) / (total / 6) - 1.0) < 1e-3
+
+
+class Codes:
+    """Replaces the images of a set by random codes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        return None
+
+    def draw(self, count: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        codes = torch.randint(image_models.BOOK, (count, 16), generator=rng)
+        return codes, torch.arange(count) % image_models.CLASSES
+
+
+def test_heads_are_written_beside_their_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = module("image_head")
+    for name in ("read_pictures", "split"):
+        monkeypatch.setattr(script, name, lambda *arguments: [None])
+    monkeypatch.setattr(script, "Rows", Codes)
+    monkeypatch.setattr(script.VQTokenizer, "from_pretrained", lambda path: None)
+    image_models.model("class").save_pretrained(tmp_path / "tiles" / "target")
+    requests = ["--sets", "tiles", "--models", str(tmp_path), "--steps", "3", "--pictures", "100"]
+    monkeypatch.setattr("sys.argv", ["image_head.py", *requests])
+    script.main()
+    assert "step 0" in capsys.readouterr().out
+    head = open_head(tmp_path / "tiles" / "head")
+    target = image_models.target(LlamaGen.load_model(tmp_path / "tiles" / "target"), 2.0)
+    assert HeadDrafter(head, target).head.config.vocab_size == image_models.BOOK
+
+
+def test_answers_are_counted() -> None:
+    script = module("image_recognition")
+    answers = script.read_answers("0 fish\n2 -\n1 Red Heart\n", 3)
+    assert answers == ["fish", "red heart", "-"]
+    result = script.score(["fish", "green heart", "fish"], answers)
+    assert result["right"] == 1 and result["by_name"] == {"fish": 1, "green heart": 0}
+
+
+@pytest.mark.parametrize("text", ["0 fish\n", "0 fish\n1 red hart\n", ""])
+def test_missing_and_other_names_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="expected"):
+        module("image_recognition").read_answers(text, 2)
+
+
+def test_the_interval_is_wilsons() -> None:
+    interval = module("image_recognition").interval
+    assert interval(99, 120) == pytest.approx((0.747, 0.883), abs=1e-3)
+    assert interval(0, 10)[0] == 0.0 and interval(10, 10)[1] == pytest.approx(1.0)
+    assert interval(0, 10)[1] == pytest.approx(0.2775, abs=1e-3)
+
+
+def test_a_network_is_written_for_each_set(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "images"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for kind, name, classes in (("tiles", "label", 3), ("emoji", "subgroup", 5)):
+        labels = rng.integers(0, classes, 300).astype(np.uint8)
+        images = (rng.integers(0, 40, (300, 32, 32, 3)) + 40 * labels[:, None, None, None]) % 256
+        arrays = {"images": images.astype(np.uint8), name: labels}
+        np.savez(folder / f"{kind}32.npz", allow_pickle=False, **arrays)
+    script, out = ROOT / "training" / "image_features.py", tmp_path / "out"
+    written = run_script(script, "--steps", "3", "--shared", tmp_path, "--out", out, cwd=ROOT)
+    assert "on held-out pictures" in written
+    for kind, classes in (("tiles", 3), ("emoji", 5)):
+        weights = load_file(tmp_path / "out" / kind / "features.safetensors")
+        assert len(weights["head.weight"]) == classes

@@ -1,4 +1,4 @@
-"""Training by a team of processes, and the passages that a retriever would bring."""
+"""Training by a team of processes, and passages in the order of a retriever."""
 
 import importlib
 import random
@@ -22,7 +22,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work(rank: int, folder: Path) -> None:
-    """Learn from a row of one's own, and write down what all came to."""
+    """Learn from the row of this rank and save the gradients."""
     team = module("team")
     torch.manual_seed(0)
     layer = torch.nn.Linear(3, 2)

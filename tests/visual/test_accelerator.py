@@ -1,6 +1,6 @@
 """Pictures on an accelerator: every pipeline, rule and drafter, as on the CPU.
 
-The accelerator is a pretended one, which refuses what CUDA refuses, and CUDA's where there is one.
+The accelerator is a pretended one, which raises the errors of CUDA, and CUDA if there is one.
 """
 
 import copy
@@ -26,7 +26,7 @@ Same = Callable[[Callable[[], Any], Draw], None]
 
 @pytest.fixture(autouse=True)
 def without_faults() -> Iterator[None]:
-    """Let a drafter that is switched off be an error, although the picture is the same."""
+    """Raise the warning of a drafter that is switched off, as the image would be the same."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         yield
@@ -36,8 +36,8 @@ def without_faults() -> Iterator[None]:
 def same_there(request: pytest.FixtureRequest) -> Same:
     """Return an assertion that a pipeline draws the same after it was moved to the accelerator.
 
-    Latents may round otherwise there, as wrapped operators take other ways through torch, and CUDA
-    adds products up in another order.
+    Latents may round differently, as wrapped operators run other kernels, and CUDA sums products in
+    another order.
     """
 
     def check(make: Callable[[], Any], draw: Draw) -> None:
@@ -52,11 +52,10 @@ def same_there(request: pytest.FixtureRequest) -> Same:
     return check
 
 
-def codes(pipe: Any) -> torch.Tensor:
+def codes(pipe: Any) -> Any:
     out = pipe(class_labels=["red", 2], seed=1, guidance_scale=3.0, top_k=12)
     assert len(out.images) == 2
-    result: torch.Tensor = out.codes
-    return result
+    return out.codes
 
 
 @pytest.mark.parametrize("drafter", [None, "model", "jacobi"])
@@ -73,16 +72,14 @@ def test_codes_under_a_relaxed_rule(folder: Path, rule: str, same_there: Same) -
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_codes_after_prompts(kind: str, same_there: Same) -> None:
-    def draw(pipe: Any) -> torch.Tensor:
-        result: torch.Tensor = pipe(["a red tree", "cat"], seed=1, **sized(kind)).codes
-        return result
+    def draw(pipe: Any) -> Any:
+        return pipe(["a red tree", "cat"], seed=1, **sized(kind)).codes
 
     same_there(lambda: copy.deepcopy(opened(kind)), draw)  # its model is shared by all tests
 
 
-def latent(pipe: Any) -> torch.Tensor:
-    result: torch.Tensor = pipe(class_labels=[0, 1], seed=0).latents
-    return result
+def latent(pipe: Any) -> Any:
+    return pipe(class_labels=[0, 1], seed=0).latents
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a call may ask for: classes by number and name, counts, seeds, prompts."""
+"""The arguments of a call: classes by number and name, seeds, features of prompts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Calls of every family: seeds and guidance per image, images as they finish, NaN, adapters."""
+"""Calls of every family: seeds, guidance, callbacks, devices, NaN, saved folders, adapters."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,9 +42,8 @@ def one(call: dict[str, Any], row: int) -> dict[str, Any]:
     return {**rest, **single, "num_images_per_prompt": 1}
 
 
-def values(out: Any) -> torch.Tensor:
-    result: torch.Tensor = out.codes if out.latents is None else out.latents
-    return result
+def values(out: Any) -> Any:
+    return out.codes if out.latents is None else out.latents
 
 
 @EVERY
@@ -250,3 +249,55 @@ def test_command_and_benchmark_reach_every_family(saved: Saved, kind: str, tmp_p
     assert len(plain.tokens) == len(drafted.tokens)
     if rule == "exact":
         assert plain.tokens == drafted.tokens
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "codes": {"drafter": "model", "budget": 6},
+    "latents": {"drafter": "model", "budget": 3},
+    "masked": {"iterations": 3, "steps": 4},
+}
+CONFIGURED = pytest.mark.parametrize("kind", SETTINGS)
+
+
+def configured(saved: Saved, kind: str) -> Any:
+    return ImagePipeline.from_pretrained(saved(kind), **SETTINGS[kind])
+
+
+def sampled_images(pipe: Any, **more: Any) -> Any:
+    return pipe(class_labels=[0, 1, 2], seed=2, output_type="np", **more).images
+
+
+@CONFIGURED
+def test_all_modules_change_device_and_dtype(saved: Saved, kind: str) -> None:
+    pipe = configured(saved, kind).to(torch.float64).to("cpu", torch.float64)
+    assert pipe.dtype == pipe.model.dtype == torch.float64 and pipe.device.type == "cpu"
+    if getattr(pipe, "draft", None) is not None:
+        assert pipe.draft.dtype == torch.float64
+    assert len(sampled_images(pipe)) == 3
+    fewer = SETTINGS[kind] if kind == "masked" else {}
+    again = type(pipe)(**pipe.components, **fewer)
+    assert again.model is pipe.model and len(sampled_images(again)) == 3
+    with torch.device("meta"):
+        pipe.to("meta")
+    assert {each.device.type for each in (pipe.model, *pipe.family.modules)} == {"meta"}
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_the_bar_can_be_named_and_turned_off(
+    saved: Saved, text: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = configured(saved, "codes")
+    capsys.readouterr()
+    pipe.set_progress_bar_config(disable=not text, desc="codes")
+    pipe(class_labels=[0, 1, 2])
+    assert ("codes: 100%" in capsys.readouterr().err) is text
+
+
+@CONFIGURED
+def test_callbacks_may_not_change_tensors(saved: Saved, kind: str) -> None:
+    pipe = configured(saved, kind)
+    name, before = pipe.family.unit, sampled_images(pipe)
+    same = sampled_images(pipe, callback_on_step_end=lambda pipe, step, count, message: message)
+    assert (same == before).all()
+    with pytest.raises(InputError, match=rf"other {name} than it received.*cannot be changed"):
+        sampled_images(pipe, callback_on_step_end=lambda *inputs: {name: inputs[3][name] + 1})

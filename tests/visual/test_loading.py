@@ -1,4 +1,4 @@
-"""Folders of image generators: what is found where, and what does not fit together."""
+"""Folders of image generators: their parts, damaged files, models that do not fit."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Figures of drawn images: forwards, excess, maps, codes, labels."""
+"""Statistics of images: forwards, excess, acceptance maps, codes, labels."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ def stats_of(generations: list[Generation], seconds: float) -> ImageStats:
 
 
 def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Generation:
-    """Return an image whose prefill gave one code and whose steps gave these many."""
+    """Return an image of one code by the prefill and of so many codes by each step."""
     steps, token = [Step(DraftTree.empty(), (), (0,), {"prefill": 1.0})], 0
     for length in lengths:
         codes = tuple(range(token + 1, token + 1 + length))

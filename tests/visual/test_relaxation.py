@@ -1,4 +1,4 @@
-"""Settings of relaxed rules that lie with a model: used by name, kept, and refused where broken."""
+"""Measured settings of relaxed rules beside a model: defaults of the rule, copies, errors."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def folder(tmp_path: Path) -> Path:
     return tiny_images.save(tmp_path / "images")
 
 
-def keep(path: Path, **settings: Any) -> None:
+def write_settings(path: Path, **settings: Any) -> None:
     rules = {rule.replace("_plus", "++"): {"settings": each} for rule, each in settings.items()}
     path.write_text(json.dumps({"format": FORMAT, "rules": rules}))
 
@@ -28,12 +28,16 @@ def rule_of(folder: Path, rule: str, **settings: Any) -> Any:
 
 def test_a_rule_without_settings_takes_the_measured_ones(folder: Path, tmp_path: Path) -> None:
     before = rule_of(folder, "lantern")
-    keep(folder / RELAXATION, lantern={"delta": 0.37, "neighbours": 7}, lantern_plus={"lam": 3.0})
+    write_settings(
+        folder / RELAXATION, lantern={"delta": 0.37, "neighbours": 7}, lantern_plus={"lam": 3.0}
+    )
     result = rule_of(folder, "lantern")
     assert (result.bound(1.0), len(result.near[0])) == (0.37, 7)
     assert before.bound(1.0) != 0.37
     assert rule_of(folder, "lantern++").bound(1.0) == 2.0
-    message = rule_of(folder, "lantern", neighbours=5)  # whoever sets anything sets all
+    message = rule_of(
+        folder, "lantern", neighbours=5
+    )  # a setting of the caller replaces all measured ones
     assert message.bound(1.0) == before.bound(1.0)
     assert len(message.near[0]) == 5
     assert rule_of(folder, "exact").name == "walk"
@@ -48,10 +52,10 @@ def test_a_broken_file_is_refused(folder: Path, text: str) -> None:
     (folder / RELAXATION).write_text(text)
     with pytest.raises(ModelError, match="--tune"):
         rule_of(folder, "lantern")
-    rule_of(folder, "lantern", delta=0.2)  # which does not ask it
+    rule_of(folder, "lantern", delta=0.2)  # settings of the caller: the file is not read
 
 
 def test_settings_are_numbers(folder: Path) -> None:
-    keep(folder / RELAXATION, lantern={"delta": "much"})
+    write_settings(folder / RELAXATION, lantern={"delta": "much"})
     with pytest.raises(ModelError, match="much"):
         rule_of(folder, "lantern")

@@ -1,4 +1,4 @@
-"""Pictures become texts of codes below the ids of what they are of."""
+"""Images as texts for the training of a head: condition ids, then codes."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def test_some_conditions_are_left_out(condition: str) -> None:
 
 
 def test_a_head_of_the_unguided_target_fits_the_guided_one() -> None:
-    """What a head learns here it is asked for there: it fits the target with guidance."""
+    """A head that learns from the target without guidance also drafts for the guided one."""
     instance, _ = code_texts(image_models.model(), CODES, torch.tensor([0, 1, 2, 0]), seeded())
     check_head(heads.fresh(instance).config, image_models.target(image_models.model(), 3.0))
 

@@ -1,4 +1,4 @@
-"""Training teaches a head what the target will say, and leaves the target as it was."""
+"""A training teaches a head the target's tokens and leaves the target unchanged."""
 
 import copy
 import math
@@ -51,7 +51,7 @@ def test_a_target_without_states_is_refused_before_training() -> None:
 
 
 def test_a_training_on_other_conditions_cannot_be_resumed() -> None:
-    """Their ids are the same: they only number the conditions."""
+    """The ids of the conditions are the same: they only number them."""
     (one, prompts), (other, _) = picture(1.0), picture(1.0)
     other._conditions = [each + 1.0 for each in other._conditions]
     settings = HeadTraining(steps=6, batch_size=3, length=16)
@@ -190,7 +190,7 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def test_rounds_are_the_drafts_of_the_head_one_token_at_a_time() -> None:
-    """Each draft here is made the plain way: the states of the text, then guess after guess."""
+    """The expected drafts come one by one: each reads the text's states and the guesses so far."""
     head, read = heads.trained(), StateReader(target(), [text(12, 3)]).read([0])
     embedded, states = read.embedded[:, 1:], read.states[:, :-1]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Jacobi drafts: the coupled form leaves every code as it is, the sampled form leaves the law."""
+"""Jacobi drafts: the coupled form changes no code, the sampled form no distribution."""
 
 import copy
 from typing import Any, get_args
@@ -78,7 +78,7 @@ def test_it_saves_forwards_where_distributions_hardly_depend_on_last_codes(draft
 
 
 def faint() -> Any:
-    """Return a model whose laws depend a little on the text."""
+    """Return a model whose distributions depend little on the text."""
     instance = copy.deepcopy(target())
     with torch.no_grad():
         instance.lm_head.weight *= 0.1
@@ -109,7 +109,7 @@ def written(
         verdict = rule.judge(tree, view)
         fresh = emitted(tree, verdict)
         if number:
-            # After the verdict the view still speaks of the text before it.
+            # The view still has the distributions of the text before the verdict.
             opened.observe(Step(tree, verdict.path, fresh, view=view))  # type: ignore[arg-type]
         context = (*context, *fresh)
     return context
@@ -118,7 +118,7 @@ def written(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("window", "steps", "length"), [(1, 4, 4), (2, 3, 4), (2, 4, 3)])
 def test_sampling_keeps_the_distribution(seed: int, window: int, steps: int, length: int) -> None:
-    """By enumeration; no number of the noise serves two draws, in one step or across steps."""
+    """By enumeration; each sample has noise of its own, within a step and across steps."""
     distributions = Distributions(2 if window == 2 else 3, seed)
     drafter = JacobiDrafter(window, "sampled")
     outcomes = enumerate_outcomes(lambda noise: written(distributions, noise, drafter, steps))
@@ -128,7 +128,7 @@ def test_sampling_keeps_the_distribution(seed: int, window: int, steps: int, len
 
 
 def test_drafts_with_a_wrong_q_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check of the law can fail: a q that is not what the code was drawn from biases it."""
+    """A q other than the distribution of the code biases the text, which the check detects."""
     propose = JacobiSession.propose
 
     def row_order(self: JacobiSession, context: DraftContext, budget: int) -> DraftTree:
@@ -198,7 +198,7 @@ def test_codes_behind_the_text_come_from_the_last_forward() -> None:
     tree = opened.propose(at([1]), 9)
     assert tree.tokens.tolist() == [1, 1, 1, 1]
     opened.observe(Step(tree, (0,), (1, 5), view=NumberedView()))  # type: ignore[arg-type]
-    # Indices 3 and 4 were thought of at nodes 1, 2 and 3 (indices 3, 4, 5); 6 is fresh.
+    # Nodes 1, 2 and 3 have choices for the indices 3, 4 and 5; index 6 is fresh.
     assert opened.propose(at([1, 1, 5]), 9).tokens.tolist() == [101, 102, 103, 103]
 
 

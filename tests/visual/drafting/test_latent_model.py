@@ -1,4 +1,4 @@
-"""Drafts of latents by a smaller model: chains of its own latents, its cache, and bad input."""
+"""Drafts of latents by a smaller model: their values, their length, and a perfect model."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_drafts_are_the_latents_of_the_draft_model() -> None:
 def test_chains_grow_with_the_acceptance_rate_and_end_with_the_image() -> None:
     latents, result = generate(Near(50.0), window=99, gain=0.1)  # all are kept
     sizes = [len(step.tree) for step in result[0].steps if len(step.tree)]
-    assert sizes[0] == 3 and sum(sizes) < CODES  # 0.5, 0.25 and 0.125 are worth it
+    assert sizes[0] == 3 and sum(sizes) < CODES  # at probabilities of 0.5, 0.25 and 0.125
     _, none = generate(Near(0.0), window=99, gain=0.1)  # none is
     assert min(len(step.tree) for step in none[0].steps[1:-1]) == 1
     assert latents.shape[1] == CODES

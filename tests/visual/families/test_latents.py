@@ -54,14 +54,10 @@ def test_a_model_drafts_in_the_targets_steps_with_its_guidance(folder: Path) -> 
         assert drafter.draft.prompt(1) == target.prompt(1)
 
 
-def test_a_model_may_be_passed_by_itself_or_by_its_folder(folder: Path, tmp_path: Path) -> None:
+def test_draft_models_may_be_names_folders_and_objects(folder: Path) -> None:
     named = pipeline(folder, "model")
-    first = sampled(named)
-    for inputs in (folder / "draft", str(folder / "draft"), named.draft, [named.draft]):
-        assert torch.equal(sampled(pipeline(folder, inputs)).latents, first.latents)
-    named.save_pretrained(tmp_path / "copy")
-    again = sampled(pipeline(tmp_path / "copy", "model"))
-    assert torch.allclose(again.latents, first.latents, atol=1e-3)
+    for inputs in (folder / "draft", [named.draft]):
+        assert torch.equal(sampled(pipeline(folder, inputs)).latents, sampled(named).latents)
     auto = pipeline(folder)
     assert auto.source.name == "jacobi" and auto.draft is None
 

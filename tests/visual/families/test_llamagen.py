@@ -28,7 +28,7 @@ def features(*sizes: int) -> list[torch.Tensor]:
 
 def guided(
     model: Any, features: torch.Tensor, negative: torch.Tensor | None, codes: list[int]
-) -> torch.Tensor:
+) -> Any:
     """Return the guided logits after codes below features [n, d], by masked forwards over all.
 
     Without negative features the guidance is from no prompt, padded as the prompt is.
@@ -43,8 +43,7 @@ def guided(
         ids = torch.tensor([codes], dtype=torch.int64)
         mask = image_models.masked(LENGTH + len(codes), empty)
         rows.append(model(ids, condition_embeds=condition, attention_mask=mask).logits[0, -1:])
-    result: torch.Tensor = rows[1] + 3.0 * (rows[0] - rows[1])
-    return result
+    return rows[1] + 3.0 * (rows[0] - rows[1])
 
 
 @pytest.mark.parametrize("negatives", [0, 1, 3])

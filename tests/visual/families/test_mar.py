@@ -161,7 +161,7 @@ def test_outcomes_are_reported_by_place(folder: Path) -> None:
     for row, seed in enumerate(out.stats.seeds):
         order = order_of(NoiseStream(seed), 9)
         selected = out.stats.outcomes[row].reshape(-1)[order]
-        # Three come alone, then the chance to be kept rules how many are drafted.
+        # Three latents come without drafts, then the acceptance rate determines the draft.
         assert selected[:3].tolist() == [0, 0, 0] and 1 in selected[3:]
         assert out.acceptance_map[row].reshape(-1)[order][:3].tolist() == [1, 1, 1]
 

@@ -1,4 +1,4 @@
-"""From a prompt to a picture: Janus, Emu3 and Chameleon against transformers' own generation."""
+"""Images of prompts: Janus, Emu3 and Chameleon against the generation of transformers."""
 
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ def padded(pipe: Any) -> Any:
     return pipe.family.text_tokenizer(written, padding=True, return_tensors="pt")
 
 
-def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor:
+def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> Any:
     """Return the codes [R, n] that the model's own generate draws, prompts padded by the tokenizer.
 
     Its noise is replaced by the project's, by a processor that comes last."""
@@ -62,8 +62,7 @@ def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor
 
     last = transformers.LogitsProcessorList([Guided()])
     inputs = {**padded(pipe), **IMAGE, "guidance_scale": 1.0, "logits_processor": last}
-    sample: torch.Tensor = pipe.model.generate(**inputs)
-    return sample
+    return pipe.model.generate(**inputs)
 
 
 def test_janus_draws_what_its_generate_draws() -> None:
@@ -98,7 +97,7 @@ def local_emu3(
         for each in (text, negative)
     )
 
-    def allowed(batch: int, written: torch.Tensor) -> list[int]:
+    def allowed(batch: int, written: torch.Tensor) -> Any:
         offset = len(written) - int((written == name("<first>")).nonzero()[0])
         ends = {(width + 1) * height + 1: "<eof>", (width + 1) * height + 2: "<eoi>"}
         if offset in ends:
@@ -107,8 +106,7 @@ def local_emu3(
             return [0]
         if offset % (width + 1) == 0:
             return [LINE]
-        known: list[int] = model.model.vocabulary_mapping.image_tokens
-        return known
+        return model.model.vocabulary_mapping.image_tokens
 
     sample: torch.Tensor = model.generate(
         ids,
@@ -217,7 +215,7 @@ def test_fixed_codes_stay_and_the_others_are_generated(kind: str) -> None:
     whole = opened(kind)("a cat", generator=dice(), **record).codes
     inputs = whole[0].clone()
     inputs[1, 1] = inputs[2, :2] = -1
-    one = tiny_prompted.model(kind, 1)  # whose drafts know nothing of what is given
+    one = tiny_prompted.model(kind, 1)  # its drafts do not depend on the fixed codes
     alike = opened(kind, one, "gsd", partition=1)("a cat", generator=dice(), codes=inputs, **record)
     assert torch.equal(alike.codes[0][inputs >= 0], whole[0][inputs >= 0])
     assert alike.label == "approximate"

@@ -1,6 +1,6 @@
 """Image models of transformers as targets, tiny and with random weights: trees, rows, refusals.
 
-That their pictures are those of the models' own decoding is in `test_multimodal`.
+`test_multimodal` compares their images with the generation of transformers.
 """
 
 import copy
@@ -33,7 +33,7 @@ def model(kind: str, seed: int = 1) -> Any:
 def target(
     kind: str, seed: int = 1, scale: float = 3.0, prompts: Any = PROMPTS, beside: Any = None
 ) -> ImageTarget:
-    """Return the target of prompts; beside: what they are guided from, None for the usual."""
+    """Return the target of prompts; beside: unconditional prompts, None for the usual ones."""
     instance = model(kind, seed)
     if kind == "imagegpt":
         return ImageGPTTarget(instance)
@@ -102,7 +102,7 @@ def test_without_guidance_one_row_is_run(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon"])
 def test_prompts_of_several_lengths_draw_what_each_draws_alone(kind: str) -> None:
-    """Padding is neither seen nor counted, in prompts and in what they are guided from."""
+    """Padding is masked and has no positions, in prompts and in unconditional prompts."""
     prompts = [*PROMPTS, [BOS, 11, 11, 13, 14, 15, 12, BOI], [BOS, BOI]]
     none = [[BOS, BOI], NOTHING, [BOS, *[PAD] * 8, BOI], [BOS, 14, BOI]]
     sampling = Sampling(temperature=1.0, seed=[1, 2, 3, 4])

@@ -1,4 +1,4 @@
-"""Text encoders of LlamaGen's models: named by their folder, and refused where they do not fit."""
+"""Encoders of prompts for LlamaGen's models: transformers' and the bundled one."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from ragspec.errors import InputError, ModelError
+from ragspec.models.resolve import resolve_model
 from ragspec.visual import ImagePipeline
-from ragspec.visual.models.captions import TextEncoder
+from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder, TextEncoder
 from tests.support import image_models, tiny_images
 
 WIDTH = 224
@@ -46,9 +47,8 @@ def test_a_text_encoder_is_named_and_its_padding_is_not_visible(encoder: Path) -
     features = pipe.family.text_encoder(texts)
     assert [len(each) for each in features] == [2, 4]  # the end token included
 
-    def sample(texts: Any) -> torch.Tensor:
-        codes: torch.Tensor = pipe(texts, generator=torch.Generator().manual_seed(1)).codes
-        return codes
+    def sample(texts: Any) -> Any:
+        return pipe(texts, generator=torch.Generator().manual_seed(1)).codes
 
     assert torch.equal(sample(texts)[:1], sample("red"))
     pipe.save_pretrained(encoder.parent / "named")
@@ -73,3 +73,28 @@ def test_a_wrong_text_encoder_is_refused(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="text encoder"):
         opened(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def captions() -> CaptionEncoder:
+    return CaptionEncoder.from_pretrained(resolve_model(EMBEDDER, offline=True).folder, 4)
+
+
+def test_a_text_becomes_the_vectors_of_its_tokens(captions: CaptionEncoder) -> None:
+    both = captions(["cat face", "cat"])
+    assert both.shape == (2, 4, captions.width)
+    ids = captions.tokenizer.encode("cat", add_special_tokens=False).ids
+    assert (both[1, : len(ids)] == captions.vectors[ids]).all()
+    assert not both[1, len(ids) :].any()
+    assert (both[0, 0] == both[1, 0]).all()  # no context: a token is its vector
+
+
+def test_a_long_text_is_cut_with_a_warning(captions: CaptionEncoder) -> None:
+    with pytest.warns(UserWarning, match="^a prompt has 7 tokens; the model reads the first 4"):
+        result = captions(["one two three four five six seven"])
+    assert result[0].any(1).all()
+
+
+def test_an_empty_text_is_refused(captions: CaptionEncoder) -> None:
+    with pytest.raises(InputError, match="holds no word"):
+        captions(["cat", ""])

@@ -1,4 +1,4 @@
-"""Published MAR files: what is read, what is refused, and that a model writes what it read."""
+"""Published MAR files: sizes and weights, damaged files, saved models."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pictures of a masked model under rules: their law, by Kolmogorov and Smirnov; broken ones."""
+"""Images of a masked model under rules have its distribution, by Kolmogorov-Smirnov tests."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def selection() -> torch.Tensor:
     ("rule", "drafts", "inputs"),
     [
         (Aligned(), "jacobi", {}),
-        (Aligned(), "model", {"spread": 1.5}),  # unequal deviations, which tries settle
+        (Aligned(), "model", {"spread": 1.5}),  # unequal deviations: rejections take tries
         (Horizon(2), "jacobi", {}),
         (Path(), "jacobi", {}),
         (Path(), "model", {"difference": 0.1}),
@@ -41,14 +41,14 @@ def test_pictures_follow_the_targets_distribution(
 
 
 class TwiceUsed(MaskedTarget):
-    """A mutant: the noise of the first index is that of all."""
+    """A mutant: all indices share the noise of the first one."""
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
         return super().noise(noise, [0] * len(indices))
 
 
 class Unmasked(MaskedTarget):
-    """A mutant: every prefix of a forward is as long as its longest."""
+    """A mutant: all prefixes of a forward are as long as the longest."""
 
     def read(self, pictures: Sequence[int], known: Sequence[Sequence[int]]) -> torch.Tensor:
         longest = {picture: each for picture, each in zip(pictures, known, strict=True)}

@@ -1,4 +1,4 @@
-"""The masked model and its head against a plain reading, and what its sizes may be."""
+"""The masked model and its head against a plain computation, and limits of sizes."""
 
 from pathlib import Path
 from typing import Any

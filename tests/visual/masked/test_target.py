@@ -1,4 +1,4 @@
-"""A masked model as a target: its prefixes, and pictures whatever is drawn beside them."""
+"""A masked model as a target: its prefixes, and images that do not depend on their batch."""
 
 from typing import Any
 

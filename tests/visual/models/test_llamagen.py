@@ -1,4 +1,4 @@
-"""LlamaGen's architecture: against a naive computation, its own cache, and its files."""
+"""LlamaGen's architecture against a naive computation, its training and its files."""
 
 import copy
 from pathlib import Path
@@ -12,7 +12,7 @@ from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel, rotate
 from tests.support import image_models
 
 
-def naive(model: Any, states: torch.Tensor) -> torch.Tensor:
+def naive(model: Any, states: torch.Tensor) -> Any:
     """Return logits of embeddings [n, hidden], one query after the other."""
     config = model.config
     heads, width = config.num_attention_heads, config.hidden_size // config.num_attention_heads
@@ -45,8 +45,7 @@ def naive(model: Any, states: torch.Tensor) -> torch.Tensor:
         gate, up = (inner @ layer.feed_forward.gate_up_proj.weight.T).chunk(2, -1)
         fed = gate * gate.sigmoid() * up
         states = states + fed @ layer.feed_forward.down_proj.weight.T
-    logits: torch.Tensor = norm(states, model.norm.weight) @ model.lm_head.weight.T
-    return logits
+    return norm(states, model.norm.weight) @ model.lm_head.weight.T
 
 
 @pytest.mark.parametrize("condition", ["class", "features"])

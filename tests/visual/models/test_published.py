@@ -1,4 +1,4 @@
-"""Files of weights: what is read from them, and that nothing in them is run."""
+"""Files of published weights: the reader finds the weights and runs no code of the file."""
 
 import argparse
 import os

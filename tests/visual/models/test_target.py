@@ -1,4 +1,4 @@
-"""Image targets: what guidance and trees give is what plain decoding without a cache gives."""
+"""Image targets: guidance and draft trees draw the codes of plain decoding without a cache."""
 
 import math
 from dataclasses import replace
@@ -110,7 +110,7 @@ def test_rows_of_a_batch_and_samples_of_a_prompt_do_not_disturb_each_other(condi
 @CONDITIONS
 @pytest.mark.parametrize("draft_scale", [1.0, 3.0])
 def test_a_smaller_model_drafts(condition: str, draft_scale: float) -> None:
-    """The draft model is a target too, with conditions and guidance of its own."""
+    """The draft model is another target with other conditions and guidance."""
     model = image_models.model(condition)
     small = image_models.target(image_models.model(condition, 7, layers=1), draft_scale)
     drafter = ModelDrafter(small, depth=3, width=2, min_expected_gain=0.0)
@@ -131,7 +131,7 @@ def test_a_draft_model_may_be_named_as_one() -> None:
 
 
 def test_logits_of_a_tree_are_those_of_its_paths() -> None:
-    """Two rows of unequal length, before and after an accepted path was moved down."""
+    """Two rows of unequal length, before and after the cache commits an accepted path."""
     model = image_models.model("features")
     target = image_models.target(model)
     tree = DraftTree.build([5, 6, 7, 8, 9], [-1, -1, 0, 2, 1], "test")
@@ -152,7 +152,7 @@ def test_logits_of_a_tree_are_those_of_its_paths() -> None:
 
 
 def test_guidance_is_combined_before_processors() -> None:
-    """A top-k over the conditional law and one over the guided law keep different codes."""
+    """The top-k of the conditional and of the guided distribution have different codes."""
     model, scale = image_models.model(), 5.0
     greedy = Sampling(temperature=1.0, top_k=2, logit_bias={4: 2.0}, seed=8)
     sample = draw(engine_of(image_models.target(model, scale)), 0, greedy, 6).tokens
@@ -185,7 +185,7 @@ def test_guidance_may_end_early() -> None:
 
 
 def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
-    """Their queries and keys vanish, so a masked condition position may as well be left out."""
+    """Queries and keys of conditions vanish, so a masked condition position may be left out."""
     model = image_models.model("features")
     full = image_models.table(model)
     target = ImageTarget(model, ConditionTable(full.conditions[:1, :2], full.partners[:2]), 3.0)
@@ -200,7 +200,7 @@ def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
     assert known.select(distribution, [0, 1, 2]).tolist() == sample
 
 
-def test_what_a_feature_head_reads_and_gives() -> None:
+def test_inputs_and_logits_of_a_feature_head() -> None:
     model = image_models.model("features")
     target = image_models.target(model)
     embedded = target.embed(torch.tensor([[*target.prompt(1), 4, 5]]))

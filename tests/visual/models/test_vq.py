@@ -1,4 +1,4 @@
-"""The VQ tokenizer: codes and back, the normalised look-up, storage, and what it refuses."""
+"""The VQ tokenizer: encoding, decoding, the normalised look-up, saved files and errors."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rules by name: defaults that fit the code-book, and settings that are refused where foreign."""
+"""Rules by name: defaults for the size of the code-book, settings and errors."""
 
 from inspect import signature
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import NAMES, resolve
-from ragspec.rules.base import Rule
+from ragspec.rules.base import ALL_KINDS, Rule
 from ragspec.rules.walk import Walk
 from ragspec.visual.checks import RULE_SETTINGS, relaxed
 from ragspec.visual.rules.by_name import default_settings, make_rule
@@ -34,8 +34,9 @@ def test_defaults_fit_the_code_book() -> None:
 @pytest.mark.parametrize("name", relaxed())
 def test_every_relaxed_rule_is_created_by_its_name(name: str) -> None:
     rule = make_rule(name, BOOK)
-    assert isinstance(rule, Rule)
-    assert (rule.name, rule.label) == (name, "approximate")
+    for each in (rule, rule.open()):
+        assert isinstance(each, Rule) and each.accepts == ALL_KINDS
+        assert (each.name, each.label) == (name, "approximate")
     assert name in NAMES["rule"]
     settings = set(signature(resolve("rule", name)).parameters) - {"k"}
     assert settings == {*RULE_SETTINGS[name]} and rule.relaxed_by == RULE_SETTINGS[name][0]

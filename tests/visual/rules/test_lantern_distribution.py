@@ -1,4 +1,4 @@
-"""The law of a relaxed walk is LANTERN's, and the figure it tells is the true variation."""
+"""A relaxed walk has LANTERN's distribution, and its excess is the true total variation."""
 
 from functools import partial
 from typing import Any
@@ -93,7 +93,7 @@ def test_acceptance_grows_with_k_delta_and_lam(tree: Grow) -> None:
 
 
 def test_drafted_codes_are_emitted_as_themselves() -> None:
-    # What a sibling carries is not given to another that it is near to.
+    # The mass of a drafted sibling does not move to another drafted code near it.
     distributions = Distributions(CODES, 2)
     every = DraftTree.build(range(CODES), [-1] * CODES, "all")
     for seed in range(30):

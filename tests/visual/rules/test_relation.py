@@ -1,4 +1,4 @@
-"""Which codes a drafted code stands for: prefixes, bounds, monotony (T1 and T2 of the proofs)."""
+"""The codes that a drafted code stands for: prefixes, bounds, monotony (proofs T1 and T2)."""
 
 import itertools
 

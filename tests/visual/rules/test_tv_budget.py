@@ -1,4 +1,4 @@
-"""The budget is kept in every run, bounds the law of the whole picture, and its label is earned."""
+"""A budget holds in every run, bounds the distribution of the image, and sets the label."""
 
 import itertools
 from collections import defaultdict
@@ -49,7 +49,7 @@ def draw_picture(
 def enumerated(
     rule: RelaxedWalk, distributions: Distributions, tree: Grow, length: int
 ) -> tuple[float, float, float]:
-    """Return (real total variation of the picture, mean of its excess, largest excess)."""
+    """Return the total variation of the image, and the mean and the largest sum of its excess."""
     pictures: defaultdict[Tokens, float] = defaultdict(float)
 
     def run(noise: NoiseStream) -> Any:
@@ -165,7 +165,7 @@ def test_rules_that_overspend_are_detected() -> None:
 
 
 def test_a_budget_spent_on_averages_bounds_nothing() -> None:
-    # A draft that knows the noise may name the neighbour of whatever the target will choose.
+    # A draft that reads the noise can propose a neighbour of the target's next choice.
     distributions = Distributions(CODES, 1)
     distributions.cache["target", ()] = torch.full((CODES,), 1 / CODES, dtype=torch.float64)
 

@@ -1,4 +1,4 @@
-"""Lossless rules keep the target's law, by Kolmogorov and Smirnov; broken ones are found."""
+"""Lossless rules keep the target's distribution; Kolmogorov-Smirnov tests detect broken rules."""
 
 import importlib
 from pathlib import Path as Folder
@@ -19,26 +19,26 @@ from tests.support import tiny_latents as models
 from tests.support.latent_distributions import differs, emitted, pair, plain, view_of
 
 SAMPLES = 600
-SAME, OTHER = 1e-4, 1e-5  # p-values above which two laws pass for one, and below which they differ
+SAME, OTHER = 1e-4, 1e-5  # p-values: two samples are alike above the first, differ below the other
 LOSSLESS = (Aligned(), Horizon(2), Path())
 
 
 class FreshDraw(Horizon):
-    """A mutant: after a rejection the target's own latent, whose noise the draft shares."""
+    """A mutant: a rejection emits the target's latent, which shares its noise with the draft."""
 
     def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> torch.Tensor:
         return view.target.table.latents[sampled]
 
 
 class Lenient(Horizon):
-    """A mutant: keeps all that is nearly as likely."""
+    """A mutant: accepts drafts that are somewhat less likely under the target."""
 
     def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
         return super().log_ratio(view, drafted, sampled) + 2.0
 
 
 class Weighted(Horizon):
-    """A mutant: weighs the target by the deviations before the last step."""
+    """A mutant: multiplies p / q by the deviations of the steps before the last one."""
 
     def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
         table = view.target.table
@@ -47,7 +47,7 @@ class Weighted(Horizon):
 
 
 class Mirrored(Aligned):
-    """A mutant: reflects whatever the deviations are."""
+    """A mutant: reflects drafts although the deviations differ."""
 
     def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> torch.Tensor:
         return self.mirrored(view, drafted, sampled)
@@ -60,14 +60,14 @@ def test_tries_are_accepted_with_the_residual_probability() -> None:
         ratios = [2.0 if number % 2 == 0 else 0.5 for number in tries]
         return torch.tensor([*tries])[:, None], torch.tensor(ratios).log()
 
-    kept = [first_accepted(view, index, propose) for index in range(400)]
-    tries = [int(each) for each in kept if each is not None]
+    accepted = [first_accepted(view, index, propose) for index in range(400)]
+    tries = [int(each) for each in accepted if each is not None]
     assert all(number % 2 == 0 for number in tries) and len(tries) == 400
     assert 160 < tries.count(0) < 240  # half of them
     assert 0 < tries.count(8) < 30  # one in 32: the second batch has other numbers than the first
-    judged = [view.noise.uniform(index, NoiseUse.RESIDUAL, 0) for index in range(400)]
-    drawn = [float(fresh_noise(view, index, range(1), 1)[0, 0, 0]) for index in range(400)]
-    assert abs(np.corrcoef(judged, drawn)[0, 1]) < 0.2  # noise that decides makes no latent
+    uniforms = [view.noise.uniform(index, NoiseUse.RESIDUAL, 0) for index in range(400)]
+    normals = [float(fresh_noise(view, index, range(1), 1)[0, 0, 0]) for index in range(400)]
+    assert abs(np.corrcoef(uniforms, normals)[0, 1]) < 0.2  # verdicts and latents are independent
     whole, rest = (fresh_noise(view, 0, range(first, 24), 3) for first in (0, 8))
     assert torch.equal(whole[8:], rest) and len({*whole.flatten().tolist()}) == whole.numel()
 
@@ -126,7 +126,7 @@ def test_the_rule_weighs_earlier_deviations(root: Folder, monkeypatch: pytest.Mo
 
 
 class TwiceUsed(LatentTarget):
-    """A mutant: the noise of the first index is that of all."""
+    """A mutant: all indices share the noise of the first one."""
 
     def noise(self, noise: NoiseStream, indices: Any) -> torch.Tensor:
         return super().noise(noise, [0] * len(indices))

@@ -1,4 +1,4 @@
-"""Pictures under the rules over latents: by equality, in every type, and bad input."""
+"""Images under rules over latents, the table of latents, settings and errors."""
 
 import math
 from typing import Any
@@ -12,6 +12,8 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.latents.rules import Aligned, Horizon, Near, Path, make_latent_rule
+from ragspec.visual.latents.sampler import LatentSample
+from ragspec.visual.latents.target import MOST_LATENTS, LatentTable
 from tests.support import tiny
 from tests.support import tiny_latents as models
 from tests.support.latent_distributions import view_of
@@ -74,7 +76,7 @@ def test_latents_of_another_index_are_no_drafts() -> None:
     target = models.target(models.model())
     p = torch.randn(32, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
     number = view_of(target, p, DraftTree.empty(), 1).token(-1)
-    target.table.indices[number] = 5  # drawn for another place
+    target.table.indices[number] = 5  # sampled for another index
     tree = DraftTree.chain([number], "jacobi", kind=DraftKind.COUPLED)
     for rule in (Near(10.0), Aligned(), Path()):
         view = view_of(target, p, tree, 1)
@@ -104,3 +106,15 @@ def test_rules_are_created_by_name_and_refuse_foreign_settings() -> None:
         assert make_latent_rule(rule.name).name == rule.name
     with pytest.raises(InputError, match="'path' has no s; it takes no settings"):
         make_latent_rule("path", s=3)
+
+
+def test_the_table_of_latents_is_limited() -> None:
+    count, like = MOST_LATENTS - 1, torch.zeros(1)
+    table, one = LatentTable(1, 1, like), torch.ones(1).expand(count, 1, 1)
+    sample = LatentSample(one.expand(-1, 2, -1), one, torch.zeros(0, 1, 1), one)
+    with pytest.raises(InputError, match="expected fewer pictures in a call"):
+        table.add(sample, range(MOST_LATENTS), ())
+    assert table.add(sample, range(count), ()) == range(1, MOST_LATENTS)
+    assert bool((table.latents[1:] == 1.0).all()) and not table.latents[0].any()
+    with pytest.raises(InputError, match="expected fewer pictures in a call"):
+        table.add_latent(like)

@@ -1,4 +1,4 @@
-"""Surprise: 0 on average under the target's law, and not where unlikelier codes stand in."""
+"""The NLL gap is 0 on average under the target's distribution, and positive under relaxed rules."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def test_unlikely_codes_in_place_of_likely_ones_raise_the_gap() -> None:
     values = torch.tensor(nll_gap_of(distribution.expand(3, -1), [0, 1, 2]), dtype=torch.float64)
     assert float(relaxed @ values) > 1.0
     excluded = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    assert 0.0 < nll_gap_of(excluded, [1])[0] < 30.0  # finite where the law excludes the code
+    assert 0.0 < nll_gap_of(excluded, [1])[0] < 30.0  # finite for an excluded code
     assert nll_gap_of(excluded, [0]) == (0.0,)
 
 
