@@ -1,12 +1,12 @@
-"""How many pictures of the emoji set can be named: drawn anew, shown without names, then scored.
+"""Measure how many new images of the emoji set a person can name.
 
     python training/image_recognition.py --seed 101             # numbered sheets, and a key
     python training/image_recognition.py --seed 101 --answers FILE
     python training/image_recognition.py --seed 101 --latents latent-emoji
 
-Who looks at the sheets knows the names that were asked for, not which picture is of which, and
-writes a line for every number: `17 red heart`, or `17 -` where no name fits. The key is for the
-second command alone. Pictures are a function of the seed; a new one gives pictures that nobody saw.
+The viewer has the list of names and writes a line for each number: `17 red heart`, or `17 -` if no
+name fits. The key, which only the second command reads, has the names of the images. The seed
+determines the images; a new seed gives images that the viewer has not rated yet.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_answers(text: str, count: int) -> list[str]:
         missing = sorted(set(range(count)) - set(record))[:5]
         raise InputError(
             f"got {len(record)} answers (without {missing}, other names {foreign[:5]}); expected a "
-            f"line for each number from 0 to {count - 1}, with a name that was asked for or -."
+            f"line for each number from 0 to {count - 1}, with a name of the list or -."
         )
     return [record[number] for number in range(count)]
 
@@ -104,7 +104,7 @@ def score(names: Sequence[str], answers: Sequence[str]) -> dict[str, object]:
 def main() -> None:
     """Write sheets and key, or score answers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, required=True, help="one that nobody saw the sheet of")
+    parser.add_argument("--seed", type=int, required=True, help="a new one gives new images")
     parser.add_argument("--each", type=int, default=5, help="pictures of each name")
     parser.add_argument("--answers", type=Path, help="score these")
     parser.add_argument("--latents", help="draw with this model of latents")

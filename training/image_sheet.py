@@ -1,4 +1,4 @@
-"""Draw sheets of samples, or of reconstructions, as PNG: a person shall judge what is drawn."""
+"""Draw sheets of samples or reconstructions as PNG files, for a person to judge."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def reconstructions(tokenizer: VQTokenizer, shared: Path, kind: str, count: int)
     images = pictures.images[rows]
     instance = tokenizer.decode(tokenizer.encode(images))
     pairs = torch.stack([images, instance], 1).flatten(0, 1)
-    return sheet(to_images(pairs), columns=16, side=64, title=f"{kind}: given, made")
+    return sheet(to_images(pairs), columns=16, side=64, title=f"{kind}: originals, decoded")
 
 
 def samples(folder: Path, kind: str, args: argparse.Namespace) -> dict[str, Any]:

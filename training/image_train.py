@@ -41,7 +41,7 @@ CHANGES = {  # strength and share of mirror images, see `augment`
     "tiles": (0.5, 0.5),
 }
 # Up to this share of a row's codes is read as those of another row, at the same places. Without it
-# the emoji target knew a picture by its first codes, hardly read the name, and drew something else.
+# the emoji target recognised an image by its first codes and hardly read the name.
 MISREAD = {"emoji": 0.25, "tiles": 0.2}
 GROUPED = 0.15  # names replaced by that of the subgroup
 DROPPED = 0.1  # conditions replaced by none
@@ -59,7 +59,7 @@ class Rows:
         """Prepare the conditions: labels i64 [n] or features f32 [n, L, 224]."""
         self.tokenizer = tokenizer
         self.pictures = pictures
-        self.given = conditions(pictures, embedder)
+        self.inputs = conditions(pictures, embedder)
         self.groups = captions(pictures.groups, embedder) if pictures.groups else None
         self.odds = torch.ones(len(pictures))
         if pictures.kind == "tiles":
@@ -70,7 +70,7 @@ class Rows:
         picked = torch.multinomial(self.odds, count, replacement=True, generator=rng)
         kind = self.pictures.kind
         images = augment(self.pictures.images[picked], BACKGROUND[kind], rng, *CHANGES[kind])
-        inputs = self.given[picked]
+        inputs = self.inputs[picked]
         if self.groups is not None:
             grouped = torch.rand(count, generator=rng) < GROUPED
             inputs = torch.where(grouped[:, None, None], self.groups[picked], inputs)
@@ -78,7 +78,7 @@ class Rows:
 
     def whole(self) -> tuple[Tensor, Tensor]:
         """Give codes and conditions of all pictures, unchanged."""
-        return self.encode(self.pictures.images), self.given
+        return self.encode(self.pictures.images), self.inputs
 
     def encode(self, images: Tensor) -> Tensor:
         """Encode pictures; bfloat16, where it is fast, changes few codes."""

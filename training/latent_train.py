@@ -6,11 +6,10 @@
 
 Latents are those of the starter tokenizer without its look-up, of pictures that are changed anew
 whenever they are drawn. The loss is the square error of the clean latent at several times of each,
-weighted by what is left of it, which keeps early and late steps of one size. A draft model learns
-what its target makes of the same noisy latent in place of the clean one: what it lacks is judged,
-not the picture. `--trunk` takes the layers of a model of codes as they are, which has learnt to
-read names: a small network learns to give it a latent as it knows the code, and the head is all
-that is trained.
+weighted so that early and late steps have one size. A draft model learns the target's prediction
+for the same noisy latent in place of the clean latent. `--trunk` takes the layers of a model of
+codes, which already reads names, and freezes them: a small network learns to map a latent to the
+embedding of its code, and then the head alone is trained.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ BATCH, TIMES = 32, 4  # pictures of a step, and times of each latent
 TRUNK = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3}
 DRAFT_TRUNK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 HEAD, DRAFT_HEAD = (128, 3), (96, 2)  # width and layers
-UNGUIDED = 1 / 3  # conditions that a draft model is not told: at guidance 2 its error has that part
+UNGUIDED = 1 / 3  # dropped conditions of a draft model: its error at guidance 2 has that part
 RATE, WARM_UP, DECAY, KEEP = 2e-3, 100, 0.3, 0.999
 TAKEN = ("layers.", "norm.", "caption.", "class_embedding.", "embed_tokens.")  # of a model of codes
 READ_WIDTH, READ_STEPS, READ_RATE = 384, 2000, 3e-3  # of the network that reads latents as codes
@@ -69,7 +68,7 @@ def loss_of(
     teacher: LatentModel | None = None,
     most: float = 0.0,
 ) -> Tensor:
-    """Return the weighted square error of clean latents, or of what the teacher makes of them.
+    """Return the weighted square error from clean latents, or from the teacher's predictions.
 
     rows: latents f32 [n, 64, D] and their conditions. rough: 0 measures, without dropping any.
     most: the largest share of a row that is read as another's, see `misread`.
@@ -113,7 +112,7 @@ def take(model: LatentModel, source: Path, rows: LatentRows, rng: torch.Generato
 def learn_to_read(
     model: LatentModel, latents: Tensor, selection: Tensor, rng: torch.Generator
 ) -> None:
-    """Fit what reads latents [N, D], a little noisy, to the embeddings of their codes [N, H]."""
+    """Fit the input network for noisy latents [N, D] to the embeddings of their codes [N, H]."""
     optimiser = torch.optim.AdamW(model.read.parameters(), lr=READ_RATE)
     for step in range(READ_STEPS):
         picked = torch.randint(len(latents), (READ_BATCH,), generator=rng)
@@ -137,7 +136,7 @@ def noised(clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
 def denoised(
     model: LatentModel, read: Tensor, inputs: Tensor, dropped: Tensor, noisy: Tensor, times: Tensor
 ) -> Tensor:
-    """Return what a model makes of noisy latents [TIMES * n * 64, D], told of the rows read."""
+    """Return a model's prediction for noisy latents [TIMES * n * 64, D] after the rows `read`."""
     condition, none = model.trunk.condition(inputs), model.trunk.unconditional(len(inputs))
     condition = torch.where(dropped[:, None, None], none, condition)
     message = model.head.state(model.states(read, condition).flatten(0, 1)).repeat(TIMES, 1)
@@ -253,7 +252,7 @@ class Trainer:
 
 
 def main() -> None:
-    """Train for the minutes given, from the checkpoint where there is one, and write the model."""
+    """Train for some minutes, from the checkpoint if there is one, and write the model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", default="tiles", choices=SETS)
     parser.add_argument("--shared", type=Path, default=Path("../shared"))

@@ -6,7 +6,7 @@ Rows, optimiser and running mean are those of `latent_train.py`. The loss is MAR
 2406.11838): the square error of the predicted noise at several times of every masked latent, and
 the divergence of the predicted step from the true one, which teaches the variance alone (Nichol and
 Dhariwal, 2102.09672). Where we deviate: the share of masked places is the cosine of a uniform
-angle, as places are masked when a picture is drawn, and what is read carries some noise.
+angle, as in the generation of an image, and the latents that the model reads have some noise.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def noise_loss(
     result, message_variance = model.head(noisy, times, message)
     result, message_variance = result.float(), message_variance.float()
     error = (result - noise).square()
-    # Means differ by what the noise is wrong by; to learn of the variance leaves the mean alone.
+    # The means differ by the error of the noise; the variance learns without moving the mean.
     difference = (to_clean.square() * (1.0 - selected) / selected) * error.detach()
     variance = least + (message_variance + 1.0) / 2.0 * (most - least)
     divergence = variance - least - 1.0 + (least - variance).exp() + difference * (-variance).exp()
@@ -129,7 +129,7 @@ class MaskedTrainer(Trainer):
 
 
 def main() -> None:
-    """Train for the minutes given, from the checkpoint where there is one, and write the model."""
+    """Train for some minutes, from the checkpoint if there is one, and write the model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", default="tiles", choices=["tiles"])
     parser.add_argument("--shared", type=Path, default=Path("../shared"))

@@ -1,4 +1,4 @@
-"""Hidden states of a model's own chats, kept as it writes them and learned from in many trainings.
+"""Hidden states of a model's chats, stored during generation and read by many trainings.
 
 Beside `NAME.jsonl`, a chat per line, `NAME.bin` has the states of its tokens.
 """
@@ -22,7 +22,7 @@ from ragspec.verification.causal import CausalTarget
 
 
 class StateRecorder(Drafter):
-    """Drafts nothing and keeps the states of all texts.
+    """Drafts nothing and records the states of all texts.
 
     Args:
         taps: What a head reads; the last states are kept before them.

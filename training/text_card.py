@@ -35,7 +35,7 @@ def read_log(path: Path) -> dict[str, Any]:
 
 
 def gate_table(runs: list[dict[str, Any]]) -> str:
-    """Lay the rates of several gate runs out beside what is asked of them."""
+    """Return a table of the rates of several gate runs and their required values."""
     counts = [run["passages"] for run in runs]
     titles = ("records, 1 to 4 passages" if n is None else f"{n} retrieved" for n in counts)
     heads = " | ".join(titles)

@@ -1,4 +1,4 @@
-"""Measure a text model on the valid documents of docqa: does it quote, the right line, and end?
+"""Measure quotes, their places and the ends of a text model's answers over docqa's valid documents.
 
 Prompts are those of the shared question-answering records (one to four passages, the gold one
 among them), or, with `--passages N`, hold what BM25 ranks first in the item's own document, as in

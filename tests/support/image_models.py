@@ -27,7 +27,7 @@ def model(condition: str = "class", seed: int = 0, layers: int = 2, book: int = 
     return tiny_images.model(condition, layers=layers, codes=book, seed=seed, **more).double()
 
 
-def given(instance: Any) -> torch.Tensor:
+def condition_inputs(instance: Any) -> torch.Tensor:
     """Return three conditions: the class labels, or three captions' features."""
     if instance.config.condition == "class":
         return torch.arange(CLASSES)
@@ -36,9 +36,9 @@ def given(instance: Any) -> torch.Tensor:
 
 
 def table(instance: Any, padding: Sequence[int] = ()) -> ConditionTable:
-    """Return the conditions of `given`, and that of none; padding: see `ConditionTable`."""
+    """Return the embedded conditions, and that of none; padding: see `ConditionTable`."""
     with torch.no_grad():
-        message = instance.condition(given(instance)), instance.unconditional(1)[0]
+        message = instance.condition(condition_inputs(instance)), instance.unconditional(1)[0]
         return ConditionTable(*message, padding, padding)
 
 
@@ -67,7 +67,7 @@ def guided(
     size = instance.config.condition_length + len(codes)
     mask = masked(size, padding) if padding else None
     with torch.no_grad():
-        current = instance.condition(given(instance)[row : row + 1])
+        current = instance.condition(condition_inputs(instance)[row : row + 1])
         pair = [
             instance(ids, condition_embeds=each, attention_mask=mask).logits[
                 0, current.shape[1] - 1 :

@@ -305,17 +305,15 @@ def test_the_plain_attention_is_causal_attention() -> None:
     assert torch.allclose(ours, stock, atol=1e-10)
 
 
+@torch.no_grad()
 def test_the_loss_of_a_masked_model_is_noise_and_the_divergence_of_a_step() -> None:
     torch.manual_seed(0)
     model = MaskedModel(tiny_masked.config(4, head_layers=1)).double()
     for weight in model.parameters():
         weight.data.normal_(0.0, 0.4)
     clean, message = torch.randn(6, 4).double(), torch.randn(6, 10).double()
-    dice = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        result = module("masked_train").noise_loss(
-            model, LearnedSchedule(1000), message, clean, dice
-        )
+    loss, dice = module("masked_train").noise_loss, torch.Generator().manual_seed(3)
+    result = loss(model, LearnedSchedule(1000), message, clean, dice)
     dice = torch.Generator().manual_seed(3)
     times = torch.randint(1000, (6,), generator=dice)
     noise = torch.randn(6, 4, generator=dice, dtype=torch.float32).double()
@@ -323,27 +321,20 @@ def test_the_loss_of_a_masked_model_is_noise_and_the_divergence_of_a_step() -> N
     total = 0.0
     for row, at in enumerate(times.tolist()):
         noisy = selected[at] ** 0.5 * clean[row] + (1 - selected[at]) ** 0.5 * noise[row]
-        with torch.no_grad():
-            message_noise, where = model.head(
-                noisy[None], torch.tensor([at]), message[row : row + 1]
-            )
+        inputs = noisy[None], torch.tensor([at]), message[row : row + 1]
+        predicted, where = (each[0].numpy() for each in model.head(*inputs))
         least = np.full(4, -1.0)
         true = plain_mar.posterior(selected, at, noisy.numpy(), noise[row].numpy(), least)
-        mine = plain_mar.posterior(
-            selected, at, noisy.numpy(), message_noise[0].numpy(), where[0].numpy()
-        )
+        mine = plain_mar.posterior(selected, at, noisy.numpy(), predicted, where)
         difference = np.square(true[0] - mine[0]) / np.exp(mine[1])
         divergence = 0.5 * (mine[1] - true[1] + np.exp(true[1] - mine[1]) + difference - 1.0)
-        error = np.square(message_noise[0].numpy() - noise[row].numpy())
+        error = np.square(predicted - noise[row].numpy())
         total += float((error + divergence / np.log(2.0)).mean())
     assert abs(float(result) / (total / 6) - 1.0) < 1e-3
 
 
 class Codes:
     """Replaces the images of a set by random codes."""
-
-    def __init__(self, *arguments: Any) -> None:
-        return None
 
     def draw(self, count: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         codes = torch.randint(image_models.BOOK, (count, 16), generator=rng)
@@ -356,7 +347,7 @@ def test_heads_are_written_beside_their_targets(
     script = module("image_head")
     for name in ("read_pictures", "split"):
         monkeypatch.setattr(script, name, lambda *arguments: [None])
-    monkeypatch.setattr(script, "Rows", Codes)
+    monkeypatch.setattr(script, "Rows", lambda *arguments: Codes())
     monkeypatch.setattr(script.VQTokenizer, "from_pretrained", lambda path: None)
     image_models.model("class").save_pretrained(tmp_path / "tiles" / "target")
     requests = ["--sets", "tiles", "--models", str(tmp_path), "--steps", "3", "--pictures", "100"]

@@ -6,6 +6,7 @@ import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -54,6 +55,16 @@ def test_one_process_trains_without_a_team(tmp_path: Path) -> None:
     module("team").run_team(partial(work, folder=tmp_path), 1)
     alone = torch.load(tmp_path / "0.pt", weights_only=True)
     assert torch.equal(alone["local"], alone["mean"]) and alone["size"] == 1
+
+
+def test_timed_steps_end_by_time_or_signal_and_save() -> None:
+    steps, save, before = module("masters").timed_steps, Mock(), signal.getsignal(signal.SIGTERM)
+    assert list(steps(0.0, save)) == [] and save.call_count == 1
+    for left in steps(600.0, save, every=0.0):
+        assert 0.0 < left < 600.0
+        signal.raise_signal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+    assert save.call_count == 3  # after the step, and at the end
 
 
 def test_bm25_finds_the_passage_with_the_rare_words() -> None:

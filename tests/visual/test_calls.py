@@ -259,17 +259,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 CONFIGURED = pytest.mark.parametrize("kind", SETTINGS)
 
 
-def configured(saved: Saved, kind: str) -> Any:
-    return ImagePipeline.from_pretrained(saved(kind), **SETTINGS[kind])
-
-
 def sampled_images(pipe: Any, **more: Any) -> Any:
     return pipe(class_labels=[0, 1, 2], seed=2, output_type="np", **more).images
 
 
 @CONFIGURED
 def test_all_modules_change_device_and_dtype(saved: Saved, kind: str) -> None:
-    pipe = configured(saved, kind).to(torch.float64).to("cpu", torch.float64)
+    pipe = opened(saved(kind), **SETTINGS[kind]).to(torch.float64).to("cpu", torch.float64)
     assert pipe.dtype == pipe.model.dtype == torch.float64 and pipe.device.type == "cpu"
     if getattr(pipe, "draft", None) is not None:
         assert pipe.draft.dtype == torch.float64
@@ -286,7 +282,7 @@ def test_all_modules_change_device_and_dtype(saved: Saved, kind: str) -> None:
 def test_the_bar_can_be_named_and_turned_off(
     saved: Saved, text: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pipe = configured(saved, "codes")
+    pipe = opened(saved("codes"))
     capsys.readouterr()
     pipe.set_progress_bar_config(disable=not text, desc="codes")
     pipe(class_labels=[0, 1, 2])
@@ -295,7 +291,7 @@ def test_the_bar_can_be_named_and_turned_off(
 
 @CONFIGURED
 def test_callbacks_may_not_change_tensors(saved: Saved, kind: str) -> None:
-    pipe = configured(saved, kind)
+    pipe = opened(saved(kind), **SETTINGS[kind])
     name, before = pipe.family.unit, sampled_images(pipe)
     same = sampled_images(pipe, callback_on_step_end=lambda pipe, step, count, message: message)
     assert (same == before).all()

@@ -44,8 +44,7 @@ def test_forwards_and_codes_a_forward() -> None:
 
 def test_excess_is_a_mean_over_all_positions_or_unknown() -> None:
     one = generation(4, 4, label="approximate", excess=0.25)
-    known = Step(one.steps[0].tree, (), (0,), excess=(0.0,))
-    one.steps[0] = known
+    one.steps[0] = Step(one.steps[0].tree, (), (0,), excess=(0.0,))
     stats = stats_of([one], 0.5)
     assert stats.tv_excess == pytest.approx(8 * 0.25 / 9)
     assert "tv_excess 0.2222" in stats.summary()

@@ -23,7 +23,7 @@ def seeded() -> torch.Generator:
 @pytest.mark.parametrize("condition", ["class", "features"])
 def test_a_picture_stands_below_its_condition(condition: str) -> None:
     model = image_models.model(condition)
-    inputs = image_models.given(model)[[2, 0, 2, 1]]
+    inputs = image_models.condition_inputs(model)[[2, 0, 2, 1]]
     target, texts = code_texts(model, CODES, inputs, seeded(), dropped=0.0)
     assert target.copies == 1
     length = target.condition_length
@@ -40,7 +40,7 @@ def test_a_picture_stands_below_its_condition(condition: str) -> None:
 def test_some_conditions_are_left_out(condition: str) -> None:
     model = image_models.model(condition)
     count = 400
-    inputs = image_models.given(model)[torch.arange(count) % 3]
+    inputs = image_models.condition_inputs(model)[torch.arange(count) % 3]
     codes = CODES[:1].expand(count, -1)
     target, texts = code_texts(model, codes, inputs, seeded(), dropped=0.25)
     bare = target.prompt(3)

@@ -22,8 +22,7 @@ from tests.support import tiny_latents as models
 KIND, RULES = "latents", ("near", "aligned", "horizon", "path")
 
 
-def pipeline(folder: Path, *args: Any, **inputs: Any) -> ImagePipeline:
-    return ImagePipeline.from_pretrained(folder, *args, **inputs)
+pipeline: Any = ImagePipeline.from_pretrained
 
 
 def sampled(pipe: ImagePipeline, count: int = 4, **inputs: Any) -> Any:

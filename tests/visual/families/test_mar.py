@@ -111,7 +111,7 @@ def test_the_callback_receives_each_iteration_and_may_end_the_call(folder: Path)
         ({"iterations": 0}, "iterations=0"),
         ({"steps": 0}, "steps=0; expected .* from 2 to 1000"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"floor": 1.0}, "expected a deviation from 0"),
+        *(({"floor": floor}, "expected a deviation from 0") for floor in (-0.1, 1.0, "much")),
         ({"drafter": "jacobi", "floor": 0.0}, "densities with floor 0; expected noise"),
         ({"drafter": "jacobi", "floor": 0.1, "iterations": 4}, "iterations=4 with a drafter"),
         ({"drafter": "jacobi", "floor": 0.1, "prefill": 1.0}, "prefill=1.0"),

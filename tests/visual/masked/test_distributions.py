@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.latents.rules import Aligned, Horizon, Path
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support.latent_distributions import differs
 from tests.support.masked_distributions import OTHER_SEEDS, accepted, plain, sampled
-from tests.visual.latents.rules.test_distributions import OTHER, SAME, Mirrored
+from tests.visual.latents.rules.test_distributions import OTHER, SAME, Mirrored, SharedNoise
 
 SAMPLES = 240
 
@@ -40,11 +39,7 @@ def test_pictures_follow_the_targets_distribution(
     assert 0.1 < accepted(generations) < 0.99 and generations[0].label == "exact-for(distribution)"
 
 
-class TwiceUsed(MaskedTarget):
-    """A mutant: all indices share the noise of the first one."""
-
-    def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
-        return super().noise(noise, [0] * len(indices))
+class TwiceUsed(SharedNoise, MaskedTarget): ...
 
 
 class Unmasked(MaskedTarget):

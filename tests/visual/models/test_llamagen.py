@@ -55,7 +55,7 @@ def test_it_computes_what_a_naive_prefill_computes(condition: str, implementatio
     model.set_attn_implementation(implementation)
     ids = torch.randint(image_models.BOOK, (3, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        first = model.condition(image_models.given(model))
+        first = model.condition(image_models.condition_inputs(model))
         result = model(ids, condition_embeds=first).logits
         for row in range(3):
             states = torch.cat([first[row], model.embed_tokens(ids[row])])
@@ -77,15 +77,14 @@ def test_codes_of_half_precision_are_turned_in_float32() -> None:
 def test_training_moves_every_weight() -> None:
     for condition in ("class", "features"):
         model = copy.deepcopy(image_models.model(condition)).train()
-        inputs = image_models.given(model)
+        inputs = image_models.condition_inputs(model)
         ids = torch.randint(image_models.BOOK, (3, 16))
         first = torch.cat([model.condition(inputs[:2]), model.unconditional(1)])
         logits = model(ids[:, :-1], condition_embeds=first).logits
         logits = logits[:, model.config.condition_length - 1 :]
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()  # type: ignore[no-untyped-call]
         for name, weight in model.named_parameters():
-            assert weight.grad is not None, name
-            assert weight.grad.any(), name
+            assert weight.grad is not None and weight.grad.any(), name
 
 
 def test_dropout_is_for_training_only() -> None:
@@ -105,7 +104,7 @@ def test_a_saved_model_computes_the_same_logits(condition: str, tmp_path: Path) 
     again = LlamaGenModel.from_pretrained(tmp_path)
     before, after = model.config.to_dict(), again.config.to_dict()
     assert before | {"_name_or_path": str(tmp_path)} == after
-    inputs = image_models.given(model)
+    inputs = image_models.condition_inputs(model)
     inputs = inputs.float() if inputs.is_floating_point() else inputs
     ids = torch.arange(8).repeat(3, 1)
     with torch.no_grad():

@@ -31,9 +31,8 @@ def engine_of(target: ImageTarget | None = None, drafter: Any = None, budget: An
 def draw(engine: Engine, rows: Any, sampling: Sampling = SAMPLED, count: int = ALL) -> Any:
     target = engine.target
     assert isinstance(target, ImageTarget)
-    request = rows if isinstance(rows, list) else [rows]
-    prompts: Any = [target.prompt(row) for row in request]
-    prompts = prompts if isinstance(rows, list) else prompts[0]
+    several = isinstance(rows, list)
+    prompts: Any = [target.prompt(row) for row in rows] if several else target.prompt(rows)
     return engine.generate(prompts, sampling, max_new_tokens=count, ignore_eos=True)
 
 

@@ -163,3 +163,5 @@ def test_tokenizers_of_another_layout_are_refused() -> None:
     config = Emu3VQVAEConfig(base_channels=32, channel_multiplier=[1, 2], num_res_blocks=1)
     with pytest.raises(UnsupportedModelError, match=r"without config\.block_out_channels"):
         VQTokenizer(Emu3VQVAE(config))
+    with pytest.raises(UnsupportedModelError, match="Linear without encoder"):
+        VQTokenizer(torch.nn.Linear(2, 2))

@@ -14,7 +14,7 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.rules import Aligned, Horizon, Path, first_accepted, fresh_noise
-from ragspec.visual.latents.target import LatentTarget, LatentView
+from ragspec.visual.latents.target import LatentDraws, LatentTarget, LatentView
 from tests.support import tiny_latents as models
 from tests.support.latent_distributions import differs, emitted, pair, plain, view_of
 
@@ -125,11 +125,14 @@ def test_the_rule_weighs_earlier_deviations(root: Folder, monkeypatch: pytest.Mo
     assert accepted == emitted(Aligned(), equal, SAMPLES)[1] and rule.label == "approximate"
 
 
-class TwiceUsed(LatentTarget):
+class SharedNoise(LatentDraws):
     """A mutant: all indices share the noise of the first one."""
 
     def noise(self, noise: NoiseStream, indices: Any) -> torch.Tensor:
         return super().noise(noise, [0] * len(indices))
+
+
+class TwiceUsed(SharedNoise, LatentTarget): ...
 
 
 def texts(rule: Any, drafts: str, count: int = 300, instance: Any = LatentTarget) -> torch.Tensor:
