@@ -1,8 +1,7 @@
 """The answer to a question: its text, citations, passages and prompt."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from ragspec.pipelines.answering.citations import Citation, Support
@@ -19,7 +18,7 @@ REFUSED, EXTRACTED = "refused", "extracted"  # finish reasons of answers without
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found for a question.
+    """The result of the search for a question.
 
     Attributes:
         hits: The passages, best first.
@@ -67,37 +66,38 @@ class Answer:
 
     @classmethod
     def refusal(cls, question: str, result: SearchResult) -> Self:
-        """Return the answer to a question that the documents do not speak of."""
-        return cls(
-            question=question,
-            generation=_unwritten(NO_ANSWER_TEXT, REFUSED),
-            passages=tuple(result.hits),
-            prompt=Prompt("", (), tuple(result.hits)),
-            sentences=result.sentences,
-            refused=result.refused,
-        )
+        """Return the answer to a question that the documents do not cover."""
+        answer = cls._without_model(question, result, NO_ANSWER_TEXT, REFUSED, result.hits)
+        return replace(answer, refused=result.refused)
 
     @classmethod
     def extract(cls, question: str, result: SearchResult) -> Self:
         """Return the answer of the documents' sentences alone, one below the other."""
-        # Of all sentences the best, at least.
+        # Without a good sentence, the best one.
         sentences = [s for s in result.sentences if s.score >= LEAST_SCORE] or result.sentences[:1]
-        texts = [each.text for each in sentences]
-        ends = list(accumulate(len(text) + 1 for text in texts))
-        citations = tuple(
-            Citation.of(
-                each.hit.document, (each.start, each.end), (end - 1 - len(text), end - 1), number
-            )
-            for number, (each, text, end) in enumerate(zip(sentences, texts, ends, strict=True), 1)
-        )
+        citations, start = list[Citation](), 0
+        for number, each in enumerate(sentences, start=1):
+            end = start + len(each.text)
+            characters = each.start, each.end
+            citations.append(Citation.of(each.hit.document, characters, (start, end), number))
+            start = end + 1
+        text, hits = "\n".join(each.text for each in sentences), [each.hit for each in sentences]
+        answer = cls._without_model(question, result, text, EXTRACTED, hits)
+        support = Support.QUOTED if citations else Support.UNSUPPORTED
+        return replace(answer, citations=tuple(citations), support=support)
+
+    @classmethod
+    def _without_model(
+        cls, question: str, result: SearchResult, text: str, finish: str, hits: Sequence[Hit]
+    ) -> Self:
+        """Return an answer whose text no model wrote, over these passages."""
+        report = report_of([], [], 0.0, finish)
         return cls(
             question=question,
-            generation=_unwritten("\n".join(texts), EXTRACTED),
+            generation=Generation(text, [], finish, report.label, report, []),
             passages=tuple(result.hits),
-            prompt=Prompt("", (), tuple(each.hit for each in sentences)),
+            prompt=Prompt("", (), tuple(hits)),
             sentences=result.sentences,
-            citations=citations,
-            support=Support.QUOTED if texts else Support.UNSUPPORTED,
         )
 
     @property
@@ -145,12 +145,6 @@ class Answer:
             "label": self.label,
             "report": self.report.to_dict(),
         }
-
-
-def _unwritten(text: str, why: str) -> Generation:
-    """Return a text that no model wrote."""
-    report = report_of([], [], 0.0, why)
-    return Generation(text, [], why, report.label, report, [])
 
 
 def _record(hit: Hit) -> dict[str, object]:

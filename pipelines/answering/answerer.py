@@ -105,7 +105,7 @@ class Answerer(ABC):
 
     @property
     def judges(self) -> bool:
-        """Whether a question that no document speaks of is refused."""
+        """Whether questions that no document covers are refused."""
         return isinstance(self.retriever, PassageIndex) and self.retriever.sparse is not None
 
     def ask(
@@ -125,7 +125,7 @@ class Answerer(ABC):
             question: The question; it may not be empty.
             sampling: How tokens are chosen; greedy by default.
             max_new_tokens: Most tokens of the answer.
-            refuse: Refuse without calling the model if no document speaks of the question, see
+            refuse: Refuse without calling the model if no document covers the question, see
                 `Answer.refused`.
             on_search: Called with the search's result before the model writes.
             stream: Called with each piece of text that is final. An interrupt then ends the answer
@@ -187,7 +187,7 @@ class Answerer(ABC):
         return SearchResult(hits[: self.top_k], tuple(sentences), refused)
 
     def unasked(self, question: str, result: SearchResult) -> Answer | None:
-        """Return the answer to a question that is not put to the model, None if it is."""
+        """Return the answer without the model: a refusal or an extract, None for neither."""
         if result.refused is not None:
             return Answer.refusal(question, result)
         return Answer.extract(question, result) if self.template.extracts else None
@@ -211,7 +211,7 @@ class Answerer(ABC):
         """Write the answer to a question over the passages of its search."""
 
     def _generate(self, prompt: Prompt, question: Question) -> Generation:
-        """Generate the text after a prompt; with a stream an interrupt keeps it."""
+        """Generate the text after a prompt; an interrupt of a stream returns the text so far."""
         ids, sampling, stream = list(prompt.token_ids), question.sampling, question.stream
         options = self._options_over(prompt, question.options)
         if stream is not None:
@@ -230,21 +230,27 @@ class Answerer(ABC):
             "texts": (*prompt.layout, *(options.get("texts") or ())),
         }
 
-    def answer_of(
-        self, question: Question, prompt: Prompt, generation: Generation, **facts: Any
-    ) -> Answer:
-        """Return the answer of a generation, with its parts, citations, support and more facts."""
+    def answer_of(self, question: Question, prompt: Prompt, generation: Generation) -> Answer:
+        """Return the answer of a generation, with its parts, citations and support."""
         sentences = question.search.sentences
-        quotation, short = self.template.parts(generation.text)
+        evidence, short = self.template.parts(generation.text)
         cited, support, by = find_evidence(question.text, generation, prompt, sentences, short)
-        fields: dict[str, Any] = {"passages": prompt.hits, "citations": cited, **facts}
-        fields |= {"support": support, "supporting": by, "sentences": sentences}
-        fields |= {"evidence": quotation, "short": short}
-        return Answer(question=question.text, generation=generation, prompt=prompt, **fields)
+        return Answer(
+            question=question.text,
+            generation=generation,
+            passages=prompt.hits,
+            prompt=prompt,
+            sentences=sentences,
+            citations=cited,
+            support=support,
+            supporting=by,
+            evidence=evidence,
+            short=short,
+        )
 
 
 def expect_engine(engine: object, *, bare: bool = False) -> None:
-    """Raise InputError unless an engine is one that has a tokenizer, or may be `bare` of it."""
+    """Raise InputError unless `engine` is an Engine with a tokenizer, or without one if `bare`."""
     if not hasattr(engine, "tokenizer"):
         raise InputError(
             f"got {engine!r} as the engine; expected an Engine, such as "

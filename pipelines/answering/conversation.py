@@ -3,7 +3,7 @@
 Every turn fills the chat template with the whole conversation, and the engine reads only its new
 tokens (`PrefixCache`). Over documents each question adds the passages that are not in the
 conversation yet. A question that the documents do not cover is searched again together with the
-question before it. If that fails too, it is asked without passages, as it may be about an answer.
+question before it. If that fails too, its prompt has no passages, as it may be about an answer.
 When the context is full, the oldest turns are dropped until a quarter of it is free, so that the
 rest is not read again at every turn.
 """
@@ -96,15 +96,15 @@ class Conversation(Answerer):
         text, options = question.text, question.options
         hits = self.read_hits(question.search)
         prompt, turn, dropped = self._fitted(text, hits, options["max_new_tokens"])
-        # A stream keeps the text of an interrupted turn.
+        # With a stream, an interrupt returns the text so far.
         stream = question.stream or (lambda piece: None)
         streamed = replace(question, stream=stream, options={"stop": (), **options})
         generation = self._generate(prompt, streamed)
-        facts: dict[str, object] = {"passages": turn.hits}
-        if generation.tokens:  # else interrupted during prefill
-            self.turns = [*self.turns[dropped:], replace(turn, answer=generation.text)]
-            facts["dropped_turns"] = dropped
-        return self.answer_of(question, prompt, generation, **facts)
+        answer = replace(self.answer_of(question, prompt, generation), passages=turn.hits)
+        if not generation.tokens:  # interrupted during prefill
+            return answer
+        self.turns = [*self.turns[dropped:], replace(turn, answer=generation.text)]
+        return replace(answer, dropped_turns=dropped)
 
     def _fitted(self, text: str, hits: Sequence[Hit], new: int) -> tuple[Prompt, Turn, int]:
         """Return the prompt, the turn, and the number of oldest turns to drop for it.
@@ -153,7 +153,7 @@ class Conversation(Answerer):
 def search_turn(
     search: Callable[[str], SearchResult], question: str, before: str | None, *, extracts: bool
 ) -> SearchResult:
-    """Return the result of a question after `before`; empty if it is asked without passages."""
+    """Return the result of a question after `before`; empty if its prompt has no passages."""
     result = search(question)
     if result.refused is not None and before is not None:
         result = search(f"{before}\n{question}")

@@ -212,7 +212,7 @@ class LongDocument(Answerer):
         generation = self._generate(prompt, question)
         size = self._cache_bytes(len(prompt.token_ids) + len(generation.tokens))
         generation = replace(generation, report=replace(generation.report, kv_bytes=size))
-        return self.answer_of(question, prompt, generation, chunks=chunks)
+        return replace(self.answer_of(question, prompt, generation), chunks=chunks)
 
     @cached_property
     def chunks(self) -> Chunks:
