@@ -1,6 +1,7 @@
-"""What clients of OpenAI's protocol rely on: streams, bytes of tokens, fields they add, echoes."""
+"""OpenAI's protocol in detail: streams, bytes and offsets of tokens, extra fields, echoes."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import httpx
@@ -16,8 +17,8 @@ from tests.support.served import events, parts_of, post, text_of
 
 @pytest.fixture(scope="module")
 def instance() -> Engine:
-    """Return an engine whose random texts have characters of several tokens."""
-    tokenizer = copy.deepcopy(tiny.bpe_tokenizer())  # that of all tests has no template
+    """Return an engine whose tokens are several characters, or parts of one."""
+    tokenizer = copy.deepcopy(tiny.bpe_tokenizer())  # the shared one has no template
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if brief %} Be brief.{% endif %}"
     )
@@ -26,7 +27,7 @@ def instance() -> Engine:
 
 
 @pytest.mark.parametrize("usage", [False, True])
-def test_a_client_may_stop_at_the_finish_reason(client: httpx.Client, usage: bool) -> None:
+def test_a_stream_has_no_text_after_its_finish_reason(client: httpx.Client, usage: bool) -> None:
     whole = post(client, {**CHAT, "max_tokens": 24}).json()["choices"][0]["message"]["content"]
     openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0)
     options: Any = {"stream_options": {"include_usage": True}} if usage else {}
@@ -50,8 +51,8 @@ def test_a_client_may_stop_at_the_finish_reason(client: httpx.Client, usage: boo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_bytes_of_tokens_make_up_the_text(client: httpx.Client, stream: bool) -> None:
-    partial = 0
+def test_bytes_of_tokens_join_to_the_text(client: httpx.Client, stream: bool) -> None:
+    incomplete = 0
     for seed in range(8):
         body = {**CHAT, "temperature": 1.5, "seed": seed, "max_tokens": 40, "logprobs": True}
         body |= {"stop": ["e"], "top_logprobs": 1, "ignore_eos": True, "stream": stream}
@@ -59,11 +60,46 @@ def test_the_bytes_of_tokens_make_up_the_text(client: httpx.Client, stream: bool
         logprobs = [c["logprobs"] for each in lines for c in each["choices"] if c["logprobs"]]
         tokens = [token for part in logprobs for token in part["content"]]
         assert b"".join(bytes(token["bytes"]) for token in tokens).decode() == text_of(lines)
-        partial += sum(token["token"] == "\ufffd" and not token["bytes"] for token in tokens)
-    assert partial > 0
+        incomplete += sum(token["token"] == "\ufffd" and not token["bytes"] for token in tokens)
+    assert incomplete > 0
 
 
-def test_harmless_fields_are_accepted_and_named(client: httpx.Client) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_logprobs_cover_the_text_up_to_a_stop_with_the_offset_of_each_token(
+    client: httpx.Client, instance: Engine, stream: bool, seed: int
+) -> None:
+    sampling = Sampling(temperature=1.0, seed=seed)
+    options: Any = {"max_new_tokens": 24, "ignore_eos": True, "logprobs": 1}
+    plain = instance.with_drafter(None)
+    free = plain.generate("A draft", sampling, **options)
+    decode = partial(instance.tokenizer.decode, skip_special_tokens=True)
+    starts = [len(decode(free.tokens[:at]).rstrip("\ufffd")) for at in range(24)] + [len(free.text)]
+    for stop in ("never written", free.text[9:11], free.text[12:15]):
+        text, cut = free.text.partition(stop)[:2]
+        count = sum(start < len(text) for start in starts[:-1]) if cut else 24
+        body = {**TEXT, "temperature": 1.0, "seed": seed, "max_tokens": 24, "ignore_eos": True}
+        body |= {"logprobs": 1, "stop": stop, "drafter": "none", "stream": stream}
+        body |= {"stream_options": {"include_usage": True}}
+        lines = parts_of(post(client, body), stream)
+        assert text_of(lines) == text
+        streamed, logprobs = "", dict[str, list[Any]]()
+        for choice in (choice for each in lines for choice in each["choices"]):
+            streamed += choice["text"]
+            for name, values in (choice["logprobs"] or {}).items():
+                logprobs[name] = logprobs.get(name, []) + values
+            if choice["logprobs"] and len(streamed) < len(text):  # those that end in it
+                ended = [end for end in starts[1:] if end <= len(streamed)]
+                least = sum(end < len(streamed) for end in ended)
+                assert least <= len(logprobs["tokens"]) <= len(ended)
+        assert logprobs["tokens"] == [decode([token]) for token in free.tokens[:count]]
+        assert logprobs["text_offset"] == starts[:count]
+        assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == count
+        used = plain.generate("A draft", sampling, **options, stop=stop)
+        assert lines[-1]["usage"]["completion_tokens"] == len(used.tokens) >= count
+
+
+def test_ignored_fields_are_named_in_a_header(client: httpx.Client) -> None:
     reply: Any = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
     reply |= {"tool_calls": [], "type": "message", "id": "m\n1", "reasoning_content": "so"}
     silent: Any = [{"role": "assistant"}, {"role": "assistant", "content": []}]
@@ -83,7 +119,7 @@ def test_harmless_fields_are_accepted_and_named(client: httpx.Client) -> None:
     assert post(client, TEXT | more).headers["x-ignored-fields"] == "metadata, ''"
 
 
-def test_what_changes_the_result_is_honoured(client: httpx.Client, instance: Engine) -> None:
+def test_fields_that_change_the_result_are_applied(client: httpx.Client, instance: Engine) -> None:
     def text(**body: Any) -> Any:
         return post(client, {**TEXT, **body}).json()["choices"][0]["text"]
 
