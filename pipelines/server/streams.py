@@ -41,8 +41,8 @@ class EventStream(EventSourceResponse):
     def __init__(
         self,
         content: AsyncGenerator[bytes, None],
+        release: Callable[[], None],
         stall: float = STALL,
-        release: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(content, send_timeout=stall)
         self._content = content
@@ -64,7 +64,7 @@ class EventStream(EventSourceResponse):
 class RunningTexts:
     """The running texts of one API request: the request and the handle of each sample.
 
-    A request that the model is not asked has no handles.
+    Requests that are answered without the model have no handles.
     """
 
     requests: Sequence[EngineRequest]
@@ -102,7 +102,7 @@ async def answer(
     """Return the response to a request whose texts are running."""
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(_encode(running, reply, with_usage), release=running.cancel)
+        return EventStream(_encode(running, reply, with_usage), running.cancel)
     try:
         texts = await until_disconnected(request, running.finished())
     finally:
@@ -116,12 +116,11 @@ def _whole(
     """Return a whole answer."""
     choices = []
     for index, each in enumerate(texts):
-        text, placed, request = each, None, running.requests[index]
+        text, request = each, running.requests[index]
         if request.echo or request.echoed:
             scored = None if each.logprobs is None else [*request.echoed, *each.logprobs]
             text = replace(each, text=request.echo + each.text, prompt_tokens=[], logprobs=scored)
-        if text.logprobs is not None:
-            placed = place_tokens(reply.tokenizer, text)
+        placed = None if text.logprobs is None else place_tokens(reply.tokenizer, text)
         message = {**running.opening(index), **running.message(index, each)}
         finish = finish_reason(each)
         choices.append(reply.choice(index, text.text, placed=placed, finish=finish, **message))
@@ -171,7 +170,7 @@ def _expect_whole(generation: Generation) -> Generation:
     return generation
 
 
-# Few threads, since each keeps the memory of its largest task.
+# Few threads, as each retains the memory of its largest task.
 _WORKERS = ThreadPoolExecutor(2, "ragspec-server")
 
 

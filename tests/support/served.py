@@ -62,13 +62,23 @@ def post(client: httpx.Client, body: Any) -> httpx.Response:
     return client.post(f"/v1/{path}", json=body)
 
 
+def raw_request(path: str, body: Any) -> bytes:
+    """Return the bytes of a POST request."""
+    raw = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\n\r\n" + raw
+
+
+def connected(client: httpx.Client, sent: bytes = b"") -> socket.socket:
+    """Return a connection to the server of a client, after sending some bytes."""
+    line = socket.create_connection((client.base_url.host, client.base_url.port), timeout=20)
+    line.sendall(sent)
+    return line
+
+
 def hang_up(client: httpx.Client, serving: Serving, body: dict[str, Any]) -> None:
     """Request a completion, and close the connection once the text is being written."""
-    raw = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(raw)}\r\n\r\n"
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as line:
-        line.sendall(head.encode() + raw)
+    with connected(client, raw_request("/v1/completions", body)):
         until(lambda: serving.scheduler.live == 1)
     until(lambda: serving.scheduler.live == 0)
 

@@ -1,4 +1,4 @@
-"""What a server withstands: too many callers, callers that leave or never read, and strangers."""
+"""Limits and access: load, disconnects, idle clients, deadlines, keys, hosts and tenants."""
 
 import asyncio
 import gc
@@ -23,6 +23,7 @@ import pytest
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.request import Options
+from ragspec.engine.scheduler import Scheduler
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
 from ragspec.pipelines.server import access, run
@@ -32,7 +33,7 @@ from ragspec.pipelines.server.settings import ServerSettings, read_keys
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.verification.sequence_cache import slot_bytes
-from tests.support.served import NAME, events, hang_up, listening, post, served, text_of
+from tests.support.served import NAME, connected, events, hang_up, listening, post, served, text_of
 from tests.support.waiting import until
 
 PROMPT = "A draft model proposes several tokens and the target"
@@ -41,13 +42,13 @@ SHORT = {**LONG, "max_tokens": 4}
 
 
 @pytest.fixture
-def begun(instance: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
+def limited(instance: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
     with served(instance, ServerSettings(max_batch_size=2, max_queue_size=1)) as result:
         yield result
 
 
-def test_the_surplus_is_refused_with_a_time_to_retry(begun: tuple[httpx.Client, Serving]) -> None:
-    client, serving = begun
+def test_requests_beyond_the_queue_get_status_429(limited: tuple[httpx.Client, Serving]) -> None:
+    client, serving = limited
     with ThreadPoolExecutor(12) as callers:
         results = list(callers.map(lambda _: post(client, LONG), range(12)))
     statuses = sorted(each.status_code for each in results)
@@ -60,8 +61,8 @@ def test_the_surplus_is_refused_with_a_time_to_retry(begun: tuple[httpx.Client, 
     assert serving.scheduler.live == serving.scheduler.waiting == 0
 
 
-def test_all_samples_are_taken_or_none(begun: tuple[httpx.Client, Serving]) -> None:
-    client, serving = begun
+def test_all_samples_of_a_request_are_queued_or_none(limited: tuple[httpx.Client, Serving]) -> None:
+    client, serving = limited
     with ThreadPoolExecutor(1) as other:
         alone = other.submit(client.post, "/v1/completions", json=LONG)
         until(lambda: serving.scheduler.live == 1)
@@ -69,16 +70,16 @@ def test_all_samples_are_taken_or_none(begun: tuple[httpx.Client, Serving]) -> N
         assert alone.result().status_code == 200
     until(lambda: serving.scheduler.open_requests == 0)
     assert post(client, {**SHORT, "n": 3}).status_code == 200
-    for n, field in (2, "n"), (1, "prompt"):  # no matter of trying again
+    for n, field in (2, "n"), (1, "prompt"):  # a retry would not help
         error = post(client, {**SHORT, "prompt": ["a"] * 5, "n": n}).json()["error"]
         assert error["param"] == field and "3 at most" in error["message"]
     assert client.head("/health").status_code == 200
 
 
 def test_a_large_body_is_refused(
-    begun: tuple[httpx.Client, Serving], monkeypatch: pytest.MonkeyPatch
+    limited: tuple[httpx.Client, Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, _ = begun
+    client, _ = limited
     monkeypatch.setattr(access, "BODY_BYTES", 5000)
     body = json.dumps({**SHORT, "prompt": "x" * 6000}).encode()
     result = client.post("/v1/completions", content=body)
@@ -92,8 +93,8 @@ def test_a_large_body_is_refused(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_leaving_caller_frees_its_row(begun: tuple[httpx.Client, Serving], stream: bool) -> None:
-    client, serving = begun
+def test_a_disconnect_cancels_the_text(limited: tuple[httpx.Client, Serving], stream: bool) -> None:
+    client, serving = limited
     for _ in range(5):
         hang_up(client, serving, {**LONG, "stream": stream})
     page = client.get("/metrics").text
@@ -102,7 +103,7 @@ def test_a_leaving_caller_frees_its_row(begun: tuple[httpx.Client, Serving], str
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_stream_is_let_go_once_it_has_ended_or_is_not_read(reads: bool) -> None:
+def test_a_stream_is_released_when_it_ends_or_is_not_read(reads: bool) -> None:
     ended: list[str] = []
 
     async def lines() -> AsyncGenerator[bytes, None]:
@@ -121,29 +122,41 @@ def test_a_stream_is_let_go_once_it_has_ended_or_is_not_read(reads: bool) -> Non
     async def silent() -> Any:
         await asyncio.Event().wait()
 
-    stream = EventStream(lines(), 1.0 if reads else 0.1, lambda: ended.append("released"))
+    stream = EventStream(lines(), lambda: ended.append("released"), 1.0 if reads else 0.1)
     began = time.monotonic()
     asyncio.run(stream({"type": "http", "method": "GET"}, silent, send))
     assert sorted(ended) == ["closed", "released"] and time.monotonic() - began < 5
 
 
-def test_a_drafter_that_fails_ends_nobody_elses_text(instance: Engine) -> None:
-    with served(instance) as (client, serving):
-        selection = post(client, SHORT).json()["choices"][0]["text"]
+@pytest.mark.parametrize("stage", ["step", "report"])
+def test_a_failing_text_does_not_affect_another(
+    instance: Engine, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    add, generation = Scheduler.add, Sequence.generation
 
-        add, failing = serving.scheduler.add, Mock(side_effect=RuntimeError("secret"))
-
-        def adding(handle: RequestHandle) -> None:
+    def adding(scheduler: Scheduler, handle: RequestHandle) -> None:
+        if stage == "step" and len(handle.request.prompt) == 3:
+            failing = Mock(side_effect=RuntimeError("secret"))
             handle.request = replace(handle.request, on_step=failing)
-            add(handle)
+        add(scheduler, handle)
 
-        serving.scheduler.add = adding  # type: ignore[method-assign]
-        result = post(client, LONG)
-        message = post(client, {**LONG, "stream": True}).read().decode()
-        serving.scheduler.add = add  # type: ignore[method-assign]
-        assert result.status_code == 500 and "secret" not in result.text
+    def reporting(sequence: Sequence) -> Any:
+        if stage == "report" and len(sequence.request.prompt) == 3:
+            raise ValueError("secret")
+        return generation(sequence)
+
+    monkeypatch.setattr(Scheduler, "add", adding)
+    monkeypatch.setattr(Sequence, "generation", reporting)
+    with served(instance) as (client, serving):
+        selection = post(client, LONG).json()["choices"][0]["text"]
+        with ThreadPoolExecutor(1) as other:
+            running = other.submit(post, client, LONG)
+            result = post(client, {**SHORT, "prompt": "abc"})
+            message = post(client, {**SHORT, "prompt": "abc", "stream": True}).text
+        assert result.status_code == 500 and "secret" not in result.text + message
         assert result.json()["error"]["type"] == "server_error" and "server_error" in message
-        assert post(client, SHORT).json()["choices"][0]["text"] == selection
+        assert running.result().json()["choices"][0]["text"] == selection
+        assert serving.scheduler.live == 0
 
 
 def status_of(client: httpx.Client, key: str | None, path: str = "/v1/models") -> int:
@@ -151,7 +164,7 @@ def status_of(client: httpx.Client, key: str | None, path: str = "/v1/models") -
     return client.get(path, headers=headers).status_code
 
 
-def test_keys(instance: Engine) -> None:
+def test_api_keys_and_the_admin_key(instance: Engine) -> None:
     with served(instance, ServerSettings(keys=["alpha", "beta"], admin_key="root")) as (client, _):
         ask = partial(status_of, client)
         assert [ask(key) for key in (None, "gamma", "alpha", "beta")] == [401, 401, 200, 200]
@@ -162,8 +175,7 @@ def test_keys(instance: Engine) -> None:
         refused = client.get("/metrics", headers={"Authorization": "Bearer alpha"}).json()["error"]
         assert refused["message"].endswith("with the admin key, got another one.")
         assert client.get("/v1/models", headers={"Authorization": "Basic alpha"}).status_code == 401
-    spaced = [" gamma\n", "\tdelta "]  # as files and shells give them
-    assert read_keys(spaced) == ["gamma", "delta"]
+    assert read_keys([" gamma\n", "\tdelta "]) == ["gamma", "delta"]  # from files and shells
     with served(instance, ServerSettings(keys=["alpha"])) as (client, _):
         assert status_of(client, "alpha", "/admin/stores") == 403
 
@@ -186,20 +198,20 @@ def test_keys_of_a_file_change_without_a_restart(instance: Engine, tmp_path: Pat
 
 
 @pytest.mark.parametrize("origins", [(), ("https://page.example",), ("*",)])
-def test_other_origins_send_requests_if_allowed(instance: Engine, origins: tuple[str, ...]) -> None:
-    wanted = {"access-control-request-method": "POST", "origin": "https://page.example"}
-    wanted |= {"access-control-request-headers": "authorization,content-type"}
+def test_cors_allows_the_listed_origins_alone(instance: Engine, origins: tuple[str, ...]) -> None:
+    headers = {"access-control-request-method": "POST", "origin": "https://page.example"}
+    headers |= {"access-control-request-headers": "authorization,content-type"}
     with served(instance, ServerSettings(keys=["alpha"], cors=origins)) as (client, _):
-        asked = client.options("/v1/completions", headers=wanted)
-        assert asked.status_code == (200 if origins else 405)
+        preflight = client.options("/v1/completions", headers=headers)
+        assert preflight.status_code == (200 if origins else 405)
         refused = client.post("/v1/completions", headers={"origin": "https://page.example"})
-        allowed = [each.headers.get("access-control-allow-origin") for each in (asked, refused)]
+        allowed = [each.headers.get("access-control-allow-origin") for each in (preflight, refused)]
         assert refused.status_code == 401 and allowed == [next(iter(origins), None)] * 2
         other = client.get("/v1/models", headers={"origin": "https://other.example"}).headers
         assert ("access-control-allow-origin" in other) is (origins == ("*",))
 
 
-def test_a_context_may_be_bounded(instance: Engine) -> None:
+def test_max_model_len_bounds_the_context(instance: Engine) -> None:
     with served(instance, ServerSettings(max_model_len=80)) as (client, _):
         assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 80
         error = post(client, LONG).json()["error"]
@@ -210,7 +222,7 @@ def test_a_context_may_be_bounded(instance: Engine) -> None:
             Serving(instance, NAME, settings=ServerSettings(max_model_len=bad))
 
 
-def test_keys_and_values_have_a_bound_for_which_requests_wait(instance: Engine) -> None:
+def test_requests_wait_for_kv_memory(instance: Engine) -> None:
     each = slot_bytes(instance.model.config, instance.target.dtype)
     settings = ServerSettings(max_batch_size=4, kv_memory=520 * each)
     live, held = set[int](), set[int]()
@@ -237,7 +249,7 @@ def test_keys_and_values_have_a_bound_for_which_requests_wait(instance: Engine) 
         Serving(instance, NAME, settings=ServerSettings(kv_memory=each))
 
 
-def test_what_is_loaded_is_left_out_of_garbage_collection(
+def test_loaded_models_are_exempt_from_garbage_collection(
     instance: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = [gc.get_freeze_count()]
@@ -281,7 +293,7 @@ def test_stores_are_added_while_running(instance: Engine, tmp_path: Path) -> Non
         )
 
 
-def test_each_tenant_has_a_drafter(instance: Engine) -> None:
+def test_drafters_of_tenants_are_separate(instance: Engine) -> None:
     with served(instance) as (client, serving):
         body = {**LONG, "max_tokens": 40, "drafter": "hierarchy", "budget": 6}
 
@@ -300,7 +312,7 @@ def test_each_tenant_has_a_drafter(instance: Engine) -> None:
     assert tenant_of(None, None) == ""
 
 
-def test_a_prefix_of_another_tenant_is_read_again(instance: Engine) -> None:
+def test_tenants_do_not_share_cached_prefixes(instance: Engine) -> None:
     with served(instance) as (client, _):
 
         def cached(user: str) -> int:
@@ -311,7 +323,7 @@ def test_a_prefix_of_another_tenant_is_read_again(instance: Engine) -> None:
         assert cached("ann") > 100
 
 
-def test_settings_that_cannot_be() -> None:
+def test_invalid_settings_are_refused() -> None:
     bad: dict[str, Any] = {"host": "0.0.0.0", "port": 70000, "max_batch_size": 0, "keys": [" "]}
     bad |= {"admin_key": "", "max_queue_size": -1, "max_connections": 1, "keep_alive": float("nan")}
     bad |= {"hosts": "a.org", "cors": "https://a.org"}  # a text is no list
@@ -324,7 +336,7 @@ def test_settings_that_cannot_be() -> None:
         assert door.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) -> None:
+def test_texts_that_a_stop_cuts_short_get_status_503(instance: Engine) -> None:
     settings = ServerSettings(drain=0.05)
     serving = Serving(instance, NAME)
     app = build_app(serving, settings)
@@ -337,7 +349,7 @@ def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) 
     assert result.status_code == 503 and result.json()["error"]["code"] == "stopping"
 
 
-def test_a_signal_in_the_handler_of_another_one_stops_the_server(
+def test_a_second_signal_within_the_handler_stops_the_server(
     instance: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, drains = build_app(Serving(instance, NAME), ServerSettings()), list[float]()
@@ -363,13 +375,12 @@ WHOLE = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize("sent", [b"", HEAD, HEAD + BODY, WHOLE, b"\x16\x03\x01\r\n\r\n"])
-def test_idle_connections_shut_nobody_out(
+def test_idle_connections_do_not_block_other_clients(
     instance: Engine, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ServerSettings(max_connections=32, access_log=False)
     with served(instance, settings) as (client, _), ExitStack() as opened:
-        address = (client.base_url.host, client.base_url.port)
-        lines = [opened.enter_context(socket.create_connection(address)) for _ in range(100)]
+        lines = [opened.enter_context(connected(client)) for _ in range(100)]
         for line in lines:
             with suppress(OSError):  # closed already
                 line.sendall(sent)
@@ -392,7 +403,7 @@ def is_open(line: socket.socket) -> bool:
     return False
 
 
-def test_headers_and_bodies_have_deadlines_that_fill_no_log(
+def test_late_headers_and_bodies_end_without_log_lines(
     instance: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(run, "HEADER_SECONDS", 0.2)
@@ -400,15 +411,13 @@ def test_headers_and_bodies_have_deadlines_that_fill_no_log(
     caplog.set_level("INFO", "ragspec.server")
     with served(instance, ServerSettings(keep_alive=0.2)) as (client, _):
         for sent in (b"", HEAD, b"\r\n", WHOLE, WHOLE + HEAD, HEAD + BODY):
-            address = (client.base_url.host, client.base_url.port)
-            with socket.create_connection(address, timeout=20) as line:
-                line.sendall(sent)
+            with connected(client, sent) as line:
                 while line.recv(1 << 16):
                     pass
     assert "GET" in caplog.text and "POST" not in caplog.text
 
 
-def test_requests_have_names_hosts_and_a_line_in_the_log(
+def test_request_ids_hosts_and_the_access_log(
     instance: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "ragspec.server")
@@ -435,29 +444,10 @@ def test_requests_have_names_hosts_and_a_line_in_the_log(
             assert not caplog.records
 
 
-def test_texts_under_variant_end_when_the_server_stops(instance: Engine) -> None:
+def test_running_texts_are_completed_when_the_server_stops(instance: Engine) -> None:
     with served(instance) as (client, serving), ThreadPoolExecutor(1) as other:
         stream = other.submit(post, client, {**LONG, "stream": True})
         until(lambda: serving.scheduler.live == 1)
         selection = post(client, LONG).json()["choices"][0]["text"]
         result = stream.result()
     assert text_of(events(result)) == selection
-
-
-def test_an_unreported_text_fails_alone(instance: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(instance) as (client, serving):
-        selection = post(client, LONG).json()["choices"][0]["text"]
-        generation = Sequence.generation
-
-        def failing(sequence: Sequence) -> Any:
-            if len(sequence.request.prompt) == 3:
-                raise ValueError("no text")
-            return generation(sequence)
-
-        monkeypatch.setattr(Sequence, "generation", failing)
-        with ThreadPoolExecutor(2) as callers:
-            other = callers.submit(client.post, "/v1/completions", json=LONG)
-            result = post(client, {**SHORT, "prompt": "abc"})
-        assert result.status_code == 500
-        assert other.result().json()["choices"][0]["text"] == selection
-        assert serving.scheduler.live == 0

@@ -9,6 +9,7 @@ import pytest
 
 from ragspec import Engine, Sampling
 from ragspec.errors import ModelError
+from ragspec.pipelines.answering.answer import NO_ANSWER_TEXT
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.pipelines.server.serving import Serving
@@ -33,7 +34,7 @@ def chat(client: httpx.Client, *turns: str, **body: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("drafter", ["none", "context", "auto", ["context", "recycling"]])
-def test_texts_are_those_of_an_engine(client: httpx.Client, instance: Engine, drafter: Any) -> None:
+def test_texts_equal_the_engines(client: httpx.Client, instance: Engine, drafter: Any) -> None:
     selection = instance.with_drafter(None).generate(PROMPT, Sampling(**SETTINGS), **LIMITS)
     result = complete(client, **SETTINGS, max_tokens=24, drafter=drafter)
     assert result.status_code == 200
@@ -43,7 +44,7 @@ def test_texts_are_those_of_an_engine(client: httpx.Client, instance: Engine, dr
     assert result.json()["metrics"]["speculative_decoding"]["label"] == "exact"
 
 
-def test_samples_are_those_of_the_engine_and_count_their_prompt_once(
+def test_samples_equal_the_engines_and_count_the_prompt_once(
     client: httpx.Client, instance: Engine
 ) -> None:
     body = {**SETTINGS, "max_tokens": 24, "n": 3}
@@ -69,7 +70,7 @@ def test_several_prompts_and_token_ids(client: httpx.Client, instance: Engine) -
     assert [choice["text"] for choice in by_id["choices"]] == [one, one]
 
 
-def test_a_chat_goes_through_the_template(client: httpx.Client, instance: Engine) -> None:
+def test_a_chat_is_written_with_the_chat_template(client: httpx.Client, instance: Engine) -> None:
     system, user = {"role": "system", "content": "Be short."}, "Where does it come from?"
     parts = [{"type": "text", "text": text} for text in (user[:11], user[11:])]
     messages = [system, {"role": "user", "content": parts}]
@@ -83,14 +84,14 @@ def test_a_chat_goes_through_the_template(client: httpx.Client, instance: Engine
     assert note[-1]["choices"][0]["finish_reason"] == selection.finish_reason
 
 
-def test_special_tokens_of_callers_stay_text(client: httpx.Client, instance: Engine) -> None:
+def test_special_tokens_in_messages_stay_text(client: httpx.Client, instance: Engine) -> None:
     end = instance.tokenizer.eos_token
     result = chat(client, f"a {end} b", temperature=0, max_tokens=2).json()
     shorter = chat(client, "a  b", temperature=0, max_tokens=2).json()
     assert result["usage"]["prompt_tokens"] > shorter["usage"]["prompt_tokens"] + 1
 
 
-def test_stops_bias_and_penalties_count(client: httpx.Client, instance: Engine) -> None:
+def test_stops_bias_and_penalties_are_applied(client: httpx.Client, instance: Engine) -> None:
     whole = complete(client, temperature=0, max_tokens=24).json()["choices"][0]["text"]
     stop = whole[5:7]
     for stream in (False, True):
@@ -119,7 +120,7 @@ def test_logprobs_of_a_chat(client: httpx.Client, instance: Engine, stream: bool
     assert "".join(each["token"] for each in message) == selection.text
 
 
-def test_the_right_prediction_pays(client: httpx.Client) -> None:
+def test_a_right_prediction_saves_forwards(client: httpx.Client) -> None:
     def predicted(text: str) -> Any:
         prediction = {"type": "content", "content": text}
         body = {"drafter": "context", "budget": 8, "prediction": prediction}
@@ -170,6 +171,18 @@ def test_documents_of_the_server_are_searched(instance: Engine) -> None:
             assert bool(reply["choices"][0]["message"]["annotations"]) is (prompt == "extract")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_sample_of_an_uncovered_question_is_refused(instance: Engine, stream: bool) -> None:
+    index = PassageIndex.build([Document("a.txt", "A", "Drafts are verified.")], embedder=None)
+    messages = [{"role": "user", "content": "Who won the cup in Uruguay?"}]
+    body = {"model": NAME, "messages": messages, "n": 3, "stream": stream}
+    with served(instance, documents=DocQA(index, engine=instance)) as (client, _):
+        result = post(client, body)
+    lines = parts_of(result, stream)
+    assert {choice["index"] for each in lines for choice in each["choices"]} == {0, 1, 2}
+    assert [text_of(lines, index) for index in range(3)] == [NO_ANSWER_TEXT] * 3
+
+
 def test_models_health_and_metrics(client: httpx.Client) -> None:
     assert client.get("/health").json()["status"] == "ready"
     assert [each["id"] for each in client.get("/v1/models").json()["data"]] == [NAME]
@@ -188,7 +201,7 @@ def test_models_health_and_metrics(client: httpx.Client) -> None:
     assert value(after, "process_resident_memory_bytes ") > 10**7
 
 
-def test_what_is_no_json_or_no_route(client: httpx.Client) -> None:
+def test_malformed_bodies_and_unknown_routes_are_refused(client: httpx.Client) -> None:
     half = b'{"model": "tiny", "messages": [{"role": "user", "content": "a \\ud83d b"}]}'
     bodies = (b"no", b"", b"\xff\xfe", b'{"model": "tiny"', half)
     for content, more in [(each, {}) for each in bodies] + [(gzip.compress(b"no"), GZIP)]:
@@ -205,20 +218,20 @@ def test_what_is_no_json_or_no_route(client: httpx.Client) -> None:
     assert client.get("/nowhere").json()["error"]["message"]
 
 
-def test_bodies_may_be_packed(client: httpx.Client) -> None:
+def test_gzip_bodies_are_accepted(client: httpx.Client) -> None:
     body = json.dumps({"model": NAME, "prompt": PROMPT, "temperature": 0, "max_tokens": 4}).encode()
-    packed = gzip.compress(body)
+    compressed = gzip.compress(body)
 
     def send(content: bytes, encoding: str) -> httpx.Response:
         headers = JSON | {"content-encoding": encoding}
         return client.post("/v1/completions", content=content, headers=headers)
 
     plain = send(body, "identity").json()
-    for content, encoding in (body, ""), (packed, "gzip"), (packed, "X-Gzip"):
+    for content, encoding in (body, ""), (compressed, "gzip"), (compressed, "X-Gzip"):
         assert send(content, encoding).json()["choices"] == plain["choices"]
     bomb = gzip.compress(bytes(10**7))
-    cases = [(packed, "br", 415), (packed[:-9], "gzip", 400), (body, "gzip", 400)]
-    for content, encoding, status in [*cases, (bomb, "gzip", 413), (packed * 2, "gzip", 400)]:
+    cases = [(compressed, "br", 415), (compressed[:-9], "gzip", 400), (body, "gzip", 400)]
+    for content, encoding, status in [*cases, (bomb, "gzip", 413), (compressed * 2, "gzip", 400)]:
         result = send(content, encoding)
         assert result.status_code == status and "xpected" in result.json()["error"]["message"]
 
@@ -228,7 +241,7 @@ def test_an_engine_without_a_tokenizer_is_refused(instance: Engine) -> None:
         Serving(Engine(instance.target, None), "bare")
 
 
-def test_documents_of_a_request_are_displayed_and_cited(
+def test_documents_of_a_request_are_part_of_the_prompt(
     instance: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passage = "The verified tokens are the same, whatever the draft was."
