@@ -1,4 +1,4 @@
-"""Which engines draft for whom, and that no request waits for what can be known before."""
+"""Engines of requests: drafters by folder or by name, with costs measured at the start."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ REQUESTS = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 
 
 
 @pytest.mark.parametrize("beside", [None, "context"])
-def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None:
+def test_a_server_drafts_with_the_head_of_a_folder(tmp_path: Path, beside: str | None) -> None:
     model, head = tmp_path / "model", tmp_path / "head"
     instance = tiny.model("llama", dtype=torch.float32, seed=4)
     instance.save_pretrained(model)
@@ -38,24 +38,24 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
         assert message["choices"][0]["text"] == selection.text
         assert message["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
         assert 'ragspec_drafted_tokens_total{source="head"}' in client.get("/metrics").text
-        # What the server was started with is its owner's; a caller names no folder.
+        # Requests may not name folders.
         other = post(client, {**REQUESTS, "drafter": str(model)})
         assert other.status_code == 400 and other.json()["error"]["code"] == "unknown_name"
     result.close(0.0)
 
 
-def test_no_request_waits_for_costs_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_do_not_measure_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = engine(drafter=None)
     assert plain.cost is None
     serving = Serving(plain, NAME)
 
-    late = Mock(side_effect=AssertionError("a request measures"))
-    monkeypatch.setattr(CausalTarget, "time_forward", late)
+    measuring = Mock(side_effect=AssertionError("a request measures"))
+    monkeypatch.setattr(CausalTarget, "time_forward", measuring)
     try:
         for drafter, budget in (("context", None), ("auto", "auto"), (None, "auto")):
-            result = serving.engine_of("somebody", drafter, budget)
+            result = serving.engine_of("tenant", drafter, budget)
             assert result.drafter is None or result.cost is not None
-        assert serving.engine_of("somebody", "context").drafter is not None
-        assert plain.cost is None  # the caller's engine is as it was
+        assert serving.engine_of("tenant", "context").drafter is not None
+        assert plain.cost is None  # the caller's engine is not changed
     finally:
         serving.close(0.0)

@@ -1,4 +1,4 @@
-"""OpenAI's own client, others if installed (those of node in NODE_PATH), and the schema."""
+"""OpenAI's client, other clients if installed (of node: in NODE_PATH), and random requests."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def test_the_client_chats(client: OpenAI, instance: Engine) -> None:
     assert [each.id for each in client.models.list()] == [NAME]
 
 
-def test_the_client_understands_errors(client: OpenAI) -> None:
+def test_the_client_maps_errors(client: OpenAI) -> None:
     with pytest.raises(NotFoundError) as result:
         client.completions.create(model="other", prompt="x")
     assert result.value.code == "model_not_found"
@@ -56,7 +56,7 @@ def test_the_client_understands_errors(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("dump", [False, True])
-def test_a_reply_is_the_next_turn_also_of_an_async_stream(client: OpenAI, dump: bool) -> None:
+def test_a_reply_is_a_turn_of_the_next_request(client: OpenAI, dump: bool) -> None:
     first = client.chat.completions.create(model=NAME, messages=MESSAGES, max_tokens=4)
     reply: Any = first.choices[0].message
     options: Any = {"model": NAME, "temperature": 0, "max_tokens": 6}
@@ -71,7 +71,7 @@ def test_a_reply_is_the_next_turn_also_of_an_async_stream(client: OpenAI, dump: 
     assert asyncio.run(stream()) == whole
 
 
-def test_litellm_falls_back_where_the_context_ends(client: OpenAI) -> None:
+def test_litellm_falls_back_to_a_longer_context(client: OpenAI) -> None:
     litellm = pytest.importorskip("litellm", reason="litellm is not installed")
     server = {"model": f"openai/{NAME}", "api_base": str(client.base_url), "api_key": "none"}
     kinds = [("short", server), ("long", server | {"mock_response": "of the other"})]
@@ -81,7 +81,7 @@ def test_litellm_falls_back_where_the_context_ends(client: OpenAI) -> None:
     assert reply.choices[0].message.content == "of the other"
 
 
-def test_langchain_goes_on_with_a_reply(client: OpenAI) -> None:
+def test_langchain_continues_a_conversation(client: OpenAI) -> None:
     openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
     options = {"model": NAME, "temperature": 0, "max_tokens": 6, "api_key": "none"}
     model = openai.ChatOpenAI(base_url=str(client.base_url), **options)
@@ -90,7 +90,9 @@ def test_langchain_goes_on_with_a_reply(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("package", ["openai", "@ai-sdk/openai-compatible", "@ai-sdk/openai"])
-def test_a_node_client_goes_on_with_a_reply(client: OpenAI, instance: Engine, package: str) -> None:
+def test_a_node_client_continues_a_conversation(
+    client: OpenAI, instance: Engine, package: str
+) -> None:
     node = shutil.which("node") or pytest.skip("node is not installed")
     script = str(Path(__file__).with_name("clients.cjs"))
     command = [node, script, package, str(client.base_url), NAME]
@@ -106,7 +108,9 @@ def test_a_node_client_goes_on_with_a_reply(client: OpenAI, instance: Engine, pa
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_no_request_ends_in_a_fault(pair: tuple[OpenAI, Serving, str], examples: int) -> None:
+def test_no_request_is_answered_with_a_server_error(
+    pair: tuple[OpenAI, Serving, str], examples: int
+) -> None:
     _, serving, address = pair
     request: dict[str, int] = {}
     for result in openapi.from_url(f"{address}/openapi.json").get_all_operations():
@@ -118,7 +122,7 @@ def test_no_request_ends_in_a_fault(pair: tuple[OpenAI, Serving, str], examples:
 
 
 def try_all(operation: Any, examples: int) -> int:
-    """Send what the schema allows and what it does not; return how many requests that was."""
+    """Send valid and invalid requests of an operation; return their number."""
     sent = 0
 
     def once(case: Any) -> None:
@@ -128,7 +132,7 @@ def try_all(operation: Any, examples: int) -> int:
             body["model"] = NAME
             for name in {"max_tokens", "max_completion_tokens"} & body.keys() or {"max_tokens"}:
                 if body.get(name) in (None, -1) or (type(body[name]) is int and body[name] > 8):
-                    body[name] = 8  # the texts are not what is tried here
+                    body[name] = 8  # long texts are not needed here
         response = case.call()
         sent += 1
         assert response.status_code < 500, response.text

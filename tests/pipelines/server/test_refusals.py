@@ -1,4 +1,4 @@
-"""What is wrong with a request is told in OpenAI's form, by the field that it is in."""
+"""Errors of requests in OpenAI's form: they name the field and the expected value."""
 
 from typing import Any
 
@@ -101,7 +101,7 @@ def test_errors_name_the_field(client: httpx.Client, body: dict[str, Any], param
         (TEXT | {"prompt": [1, -2]}, 400, "prompt.1: expected greater than or equal to 0, got -2."),
     ],
 )
-def test_an_error_says_what_is_wrong(
+def test_errors_name_the_cause(
     client: httpx.Client, body: dict[str, Any], status: int, word: str
 ) -> None:
     error = (result := post(client, body)).json()["error"]
@@ -109,7 +109,7 @@ def test_an_error_says_what_is_wrong(
     assert word in f"{error['message']} {error['param']} {error['code']}"
 
 
-def test_a_chat_without_text_or_template_is_refused_by_name() -> None:
+def test_a_chat_without_text_and_template_is_refused() -> None:
     with served(engine(chat=False)) as (client, _):
         error = post(client, {**CHAT, "messages": [{**USER, "content": ""}]}).json()["error"]
     assert error["param"] == "messages"
@@ -127,7 +127,9 @@ def test_a_chat_without_text_or_template_is_refused_by_name() -> None:
         ({**CHAT, "max_completion_tokens": 512}, "max_completion_tokens"),
     ],
 )
-def test_an_error_says_what_fits(client: httpx.Client, body: dict[str, Any], param: str) -> None:
+def test_errors_state_the_context_length(
+    client: httpx.Client, body: dict[str, Any], param: str
+) -> None:
     error = post(client, body).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert error["message"].startswith("This model's maximum context length is 512 tokens, but ")

@@ -1,4 +1,4 @@
-"""Random requests through every door at once: tokens and texts are those of each one alone."""
+"""Random requests through all interfaces at once: each equals plain decoding of it alone."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -15,7 +15,6 @@ from ragspec import Engine, Sampling, bridge
 from tests.support import tiny
 from tests.support.served import NAME, events, served, text_of
 
-CASES = 140  # 1,000 with --slow
 PROMPTS = ("A draft", "A draft model proposes", "the target", "It is kept, and", "The first that")
 
 
@@ -34,35 +33,38 @@ class Case:
         return Sampling(**self.settings)
 
 
+Output = tuple[list[int] | int, str]  # tokens or their number, and the text
+
+
 @dataclass(frozen=True)
-class Doors:
-    """All ways to one model."""
+class Interfaces:
+    """All interfaces to one model."""
 
     engine: Engine
     client: httpx.Client
     model: Any
     drafter: str | None
 
-    def generate(self, case: Case) -> tuple[list[int] | int, str]:
+    def generate(self, case: Case) -> Output:
         result = self.engine.generate(case.prompt, case.sampling, **case.options)
         return result.tokens, result.text
 
-    def submit(self, case: Case) -> tuple[list[int] | int, str]:
+    def submit(self, case: Case) -> Output:
         result = self.engine.submit(case.prompt, case.sampling, **case.options).result(60)
         return result.tokens, result.text
 
-    def watch(self, case: Case) -> tuple[list[int] | int, str]:
+    def watch(self, case: Case) -> Output:
         """Read the steps of a handle, as the server does."""
         handle = self.engine.submit(case.prompt, case.sampling, **case.options)
         tokens = [token for step in handle for token in step.tokens]
         return tokens, handle.result().text
 
-    def stream(self, case: Case) -> tuple[list[int] | int, str]:
+    def stream(self, case: Case) -> Output:
         stream = self.engine.stream(case.prompt, case.sampling, **case.options)
         text = "".join(stream)
         return stream.result.tokens, text
 
-    def resume(self, case: Case) -> tuple[list[int] | int, str]:
+    def resume(self, case: Case) -> Output:
         """Pause after three tokens, and write the rest in another call."""
         pieces: list[str] = []
         tokens: list[int] = []
@@ -75,7 +77,7 @@ class Doors:
                 break
         return tokens, "".join(pieces)
 
-    def bridge(self, case: Case) -> tuple[list[int] | int, str]:
+    def bridge(self, case: Case) -> Output:
         tokenizer = self.engine.tokenizer
         ids = torch.tensor([tokenizer(case.prompt)["input_ids"]])
         settings = {name: value for name, value in case.settings.items() if name != "seed"}
@@ -92,12 +94,12 @@ class Doors:
             max_new_tokens=case.options["max_new_tokens"],
             **{name: value for name, value in settings.items() if value},
         )
-        # transformers leaves stop strings in.
+        # transformers returns stop strings too.
         (generation,) = speculation.generations
         assert generation.text.startswith(case.text)
         return generation.tokens, case.text
 
-    def serve(self, case: Case, stream: bool) -> tuple[list[int] | int, str]:
+    def serve(self, case: Case, stream: bool) -> Output:
         body = {"model": NAME, "prompt": case.prompt, "stream": stream, **case.settings}
         body["max_tokens"] = case.options["max_new_tokens"]
         body["stop"] = list(case.options.get("stop", ())) or None
@@ -112,13 +114,13 @@ class Doors:
         return lines[-1]["usage"]["completion_tokens"], text_of(lines)
 
     @property
-    def all(self) -> list[Callable[[Case], tuple[list[int] | int, str]]]:
+    def all(self) -> list[Callable[[Case], Output]]:
         engine = [self.generate, self.submit, self.watch, self.stream, self.resume, self.bridge]
         return [*engine, partial(self.serve, stream=False), partial(self.serve, stream=True)]
 
 
 def draw(rng: random.Random, plain: Engine) -> Case:
-    """Return a random request, with what plain decoding writes for it."""
+    """Return a random request with the output of plain decoding."""
     settings: dict[str, Any] = {
         "temperature": rng.choice([0.0, 0.7, 1.2]),
         "seed": rng.randrange(1000),
@@ -138,26 +140,25 @@ def draw(rng: random.Random, plain: Engine) -> Case:
 
 
 @pytest.fixture(scope="module", params=["context", "auto"])
-def doors(request: pytest.FixtureRequest) -> Iterator[Doors]:
+def interfaces(request: pytest.FixtureRequest) -> Iterator[Interfaces]:
     tokens = tiny.bpe_tokenizer()
     changes: dict[str, Any] = {"vocab_size": len(tokens), "dtype": torch.float64}
     model, other = (tiny.model("llama", seed=4, num_hidden_layers=1, **changes) for _ in range(2))
     engine = Engine(model, tokens, request.param).with_limits(3, chunk=4)
     with served(engine) as (client, _):
-        yield Doors(engine, client, other, request.param)
+        yield Interfaces(engine, client, other, request.param)
 
 
-def test_every_door_gives_the_text_of_each_request_alone(
-    doors: Doors, request: pytest.FixtureRequest
+def test_every_interface_returns_the_text_of_each_request_alone(
+    interfaces: Interfaces, request: pytest.FixtureRequest
 ) -> None:
     rng = random.Random(7)
-    plain = Engine(doors.engine.target, doors.engine.tokenizer, None, max_batch_size=1)
+    plain = Engine(interfaces.engine.target, interfaces.engine.tokenizer, None, max_batch_size=1)
     plain.prefix_cache.max_bytes = 0
-    count = 500 if request.config.getoption("--slow") else CASES // 2
-    cases = [draw(rng, plain) for _ in range(count)]
-    ways = [rng.choice(doors.all) for _ in cases]
+    cases = [draw(rng, plain) for _ in range(500 if request.config.getoption("--slow") else 70)]
+    calls = [rng.choice(interfaces.all) for _ in cases]
     with ThreadPoolExecutor(6) as workers:
-        results = workers.map(lambda way, case: way(case), ways, cases)
-        for way, case, (tokens, text) in zip(ways, cases, results, strict=True):
-            assert text == case.text, way
-            assert tokens == (case.tokens if isinstance(tokens, list) else len(case.tokens)), way
+        results = workers.map(lambda call, case: call(case), calls, cases)
+        for call, case, (tokens, text) in zip(calls, cases, results, strict=True):
+            expected = case.tokens if isinstance(tokens, list) else len(case.tokens)
+            assert (tokens, text) == (expected, case.text), call
