@@ -1,4 +1,4 @@
-"""A long document that is read once: the answers of reading it anew, kept in memory or on disk."""
+"""Long documents: prefilled once in memory or on disk, with the answers of a fresh prefill."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -11,14 +11,14 @@ import torch
 from safetensors import SafetensorError
 
 from ragspec import Engine, Sampling
+from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.errors import InputError, PromptTooLongError, RagspecError, StoreError
 from ragspec.pipelines import LongDocument
-from ragspec.pipelines.answering.chunks import room_of
 from ragspec.pipelines.cli.show import plain_engine
-from ragspec.retrievers import Rapid
+from ragspec.verification.causal import CausalTarget
+from tests.pipelines.answering.test_chunks import SAMPLINGS
 from tests.pipelines.answering.test_citations import check
-from tests.pipelines.answering.test_modes import SAMPLINGS, parts
-from tests.support import tiny
+from tests.support import heads, tiny
 from tests.support.damage import check_damage
 
 TEXT = (
@@ -29,7 +29,12 @@ INPUTS: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
 
 
 def engine(drafter: Any = "auto", **model: Any) -> Engine:
-    return Engine(tiny.model(dtype=torch.float64, **model), tiny.tokenizer(), drafter)
+    target = CausalTarget(tiny.model(dtype=torch.float64, **model))
+    if isinstance(drafter, list):
+        head = HeadDrafter(heads.fresh(target), target, min_expected_gain=0.0)
+        drafter = [head if each == "head" else each for each in drafter]
+        return Engine(target, tiny.tokenizer(), drafter, budget=5)
+    return Engine(target, tiny.tokenizer(), drafter)
 
 
 def text_file(folder: Path, text: str = TEXT) -> Path:
@@ -39,20 +44,24 @@ def text_file(folder: Path, text: str = TEXT) -> Path:
 
 
 @pytest.fixture(scope="module")
-def selected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("long")
     LongDocument.open(text_file(folder), engine()).save(folder / "prefix_cache")
     return folder / "prefix_cache"
 
 
+HEADS: list[Any] = [["head"], ["head", "context"]]
+
+
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(temperature=0.8, top_p=0.9, seed=1)])
-@pytest.mark.parametrize("drafter", [None, "context", "auto"])
-def test_answers_are_those_of_prefill_it_again(
-    selected: Path, drafter: Any, sampling: Sampling, tmp_path: Path
+@pytest.mark.parametrize("drafter", [None, "context", "auto", *HEADS])
+def test_answers_equal_those_of_a_fresh_prefill(
+    saved: Path, drafter: Any, sampling: Sampling, tmp_path: Path
 ) -> None:
     request, plain = engine(drafter), engine(None)
     opened = LongDocument.open(text_file(tmp_path), request)
-    again = LongDocument.open(selected, request)
+    again = LongDocument.open(saved, engine(drafter))
+    over = opened.over(Engine(request.target, request.tokenizer, request.drafter, budget=5))
     for question in (*QUESTIONS, QUESTIONS[0]):
         result = opened.ask(question, sampling, **INPUTS)
         fresh = plain.generate(
@@ -60,11 +69,15 @@ def test_answers_are_those_of_prefill_it_again(
         )
         assert result.generation.tokens[: len(fresh.tokens)] == fresh.tokens
         assert result.report.cached_tokens >= opened.tokens
-        assert again.ask(question, sampling, **INPUTS).generation.tokens == result.generation.tokens
+        for document in (again, over):
+            other = document.ask(question, sampling, **INPUTS)
+            assert other.generation.tokens == result.generation.tokens
+            assert drafter not in HEADS or other.report.drafted_by_source["head"] > 0
+            assert not other.report.faults
         assert result.label == "exact" and TEXT.strip()[:20] in result.prompt.text
 
 
-def test_the_document_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_document_is_prefilled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request, message = engine(), list[tuple[int, int]]()
     request.target.piece = 16
     opened = LongDocument.open(
@@ -83,8 +96,8 @@ def test_the_document_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert result.passages[0].document.name == "report.txt"
 
 
-def test_a_document_of_a_tenant_is_read_once_for_it_alone(selected: Path, tmp_path: Path) -> None:
-    for path in (text_file(tmp_path), selected):
+def test_tenants_do_not_share_a_document(saved: Path, tmp_path: Path) -> None:
+    for path in (text_file(tmp_path), saved):
         request = engine()
         opened = LongDocument.open(path, request, tenant="us")
         assert opened.ask(QUESTIONS[0], **INPUTS).report.cached_tokens >= opened.tokens
@@ -93,7 +106,7 @@ def test_a_document_of_a_tenant_is_read_once_for_it_alone(selected: Path, tmp_pa
             opened.ask(QUESTIONS[0], tenant="them")
 
 
-def test_two_questions_at_once_leave_it_untouched(tmp_path: Path) -> None:
+def test_concurrent_questions_equal_each_alone(tmp_path: Path) -> None:
     opened = LongDocument.open(text_file(tmp_path), engine("context"))
 
     def ask(question: str) -> list[str]:
@@ -115,7 +128,7 @@ def test_answers_quote_the_document_and_stream(tmp_path: Path) -> None:
     assert len(result.citations) == 1 and result.support == "quoted"
 
 
-def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
+def test_a_part_is_read_if_the_document_does_not_fit(tmp_path: Path) -> None:
     small = engine(max_position_embeddings=512)
     long = text_file(tmp_path, "a walk of the tree and so on. " * 60)
     message = r"fit: read a part of it \(token_range=\(0, "
@@ -146,30 +159,30 @@ def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
         *(({"path": path}, f"got {path} as the document; expected a path") for path in (5, None)),
     ],
 )
-def test_refuses_what_cannot_be_read(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_bad_arguments_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         LongDocument.open(**{"path": text_file(tmp_path), "engine": engine(), **options})
 
 
-def test_an_engine_over_another_model_is_refused(selected: Path) -> None:
-    opened = LongDocument.open(selected, engine())
+def test_an_engine_over_another_model_is_refused(saved: Path) -> None:
+    opened = LongDocument.open(saved, engine())
     with pytest.raises(InputError, match="another model"):
         opened.over(engine())
-    doors: dict[Any, str] = {opened.over: "an Engine", opened.save: "a path"}
-    for door, expected in (doors | {opened.search: "no text", opened.prompt: "no text"}).items():
+    calls: dict[Any, str] = {opened.over: "an Engine", opened.save: "a path"}
+    for call, expected in (calls | {opened.search: "no text", opened.prompt: "no text"}).items():
         with pytest.raises(InputError, match=expected):
-            door(5)
+            call(5)
     assert "\ufffd" in opened.prompt("\ud83d?").text and opened.search("\ud83d?").sentences
 
 
-def test_a_preserved_document_of_something_else_is_refused(selected: Path, tmp_path: Path) -> None:
+def test_a_saved_document_of_another_model_is_refused(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another model"):
-        LongDocument.open(selected, engine(seed=3))
+        LongDocument.open(saved, engine(seed=3))
     other = copy.deepcopy(tiny.model(dtype=torch.float64)).to(torch.float32)
     with pytest.raises(StoreError, match=r"holds numbers of torch.float64.*float32"):
-        LongDocument.open(selected, Engine(other, tiny.tokenizer(), None))
+        LongDocument.open(saved, Engine(other, tiny.tokenizer(), None))
     with pytest.raises(InputError, match="saved with its own"):
-        LongDocument.open(selected, engine(), token_range=(0, 3))
+        LongDocument.open(saved, engine(), token_range=(0, 3))
     with pytest.raises(RagspecError, match="not a regular file; name one"):
         LongDocument.open(tmp_path, engine())
 
@@ -183,43 +196,15 @@ def test_a_model_whose_cache_cannot_be_saved_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_typed_error(
-    selected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = SafetensorError("No space left on device (os error 28)")
     monkeypatch.setattr("safetensors.torch.save_file", Mock(side_effect=error))
     with pytest.raises(StoreError, match=r"No space left .* free some room"):
-        LongDocument.open(selected, engine()).save(tmp_path / "full")
+        LongDocument.open(saved, engine()).save(tmp_path / "full")
 
 
-def test_damage_to_any_file_is_a_typed_error(selected: Path, tmp_path: Path) -> None:
-    assert len({path.stat().st_mode for path in selected.glob("gen-*/*")}) == 1, "for all users"
+def test_damage_to_any_file_is_a_typed_error(saved: Path, tmp_path: Path) -> None:
+    assert len({path.stat().st_mode for path in saved.glob("gen-*/*")}) == 1, "for all users"
     request = engine(None)
-    check_damage(selected, lambda twin: LongDocument.open(twin, request), tmp_path, 200)
-
-
-def test_a_drafter_with_a_separate_context_reads_what_the_question_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tiny.model(dtype=torch.float64, max_position_embeddings=2048)
-    request = Engine(target, tiny.tokenizer(), Rapid(target), budget=4)
-    opened = LongDocument.open(parts(), request)
-    generate = Mock(wraps=request.generate)
-    monkeypatch.setattr(request, "generate", generate)
-    result = opened.ask("Who keeps the rule?", **INPUTS)
-    read = generate.call_args.kwargs["draft_prompt"]
-    assert 10 < len(read) < opened.tokens // 2
-    assert "The rule is kept" in request.tokenizer.decode(list(read))
-    assert result.to_dict()["chunks"][0]["start"] == result.chunks[0].passage.start
-    starts = [chunk.passage.start for chunk in result.chunks]
-    assert starts == sorted(starts)
-    for chunk in result.chunks:
-        assert chunk.passage.text in opened.document.text[chunk.passage.start :]
-    over = opened.over(Engine(request.target, tiny.tokenizer(), None))
-    plain = over.ask("Who keeps the rule?", **INPUTS)
-    assert result.generation.tokens == plain.generation.tokens
-    assert result.report.drafted_by_source["rapid"] > 0
-
-
-def test_what_a_drafter_reads_is_bounded() -> None:
-    assert room_of(7000) == 875 and room_of(1_000_000) == 41_666 and room_of(40_000) == 4096
-    assert room_of(3) == 1
+    check_damage(saved, lambda twin: LongDocument.open(twin, request), tmp_path, 200)

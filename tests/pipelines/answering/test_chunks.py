@@ -1,38 +1,37 @@
-"""Answers whose law is moved by what the question finds, and drafters that read only that."""
+"""Chunks of a long document: RAPID drafts from them, or steers the answer."""
 
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from ragspec import Engine, Sampling
-from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.pipelines import LongDocument
-from ragspec.pipelines.answering.chunks import Chunks
+from ragspec.pipelines.answering.chunks import Chunks, room_of
 from ragspec.retrievers import Document, Rapid
 from ragspec.retrievers.methods.rapid import Steering
-from ragspec.verification.causal import CausalTarget
-from tests.support import heads, tiny
+from tests.support import tiny
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.9, seed=3)]
 INPUTS: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
 QUESTION = "Who keeps the rule?"
 
 
-def parts(count: int = 12) -> Document:
+def parts() -> Document:
     sample, topics = random.Random(3), ("rivers", "trees", "birds")
-    said = [f"Part {i} speaks of {sample.choice(topics)}. " * 4 for i in range(count)]
-    said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
-    return Document("d", "Parts", "\n\n".join(said))
+    texts = [f"Part {i} speaks of {sample.choice(topics)}. " * 4 for i in range(12)]
+    texts[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
+    return Document("d", "Parts", "\n\n".join(texts))
 
 
-def engine(drafter: Any = "auto", budget: Any = 4) -> Engine:
+def engine() -> Engine:
     model = tiny.model(dtype=torch.float64, max_position_embeddings=2048)
-    return Engine(model, tiny.tokenizer(), drafter, budget=budget)
+    return Engine(model, tiny.tokenizer(), None)
 
 
 def reader() -> Any:
@@ -41,16 +40,16 @@ def reader() -> Any:
 
 
 def with_rapid() -> Engine:
-    """Return an engine whose target reads the chunks, too."""
-    plain = engine(None)
+    """Return an engine whose target also drafts over the chunks."""
+    plain = engine()
     return plain.with_drafter(Rapid(plain.target), 4)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
+def test_steered_answers_depend_on_neither_drafter_nor_storage(
     sampling: Sampling, tmp_path: Path
 ) -> None:
-    plain, rapid = engine(None), Rapid(reader(), eta=20.0)
+    plain, rapid = engine(), Rapid(reader(), eta=20.0)
     opened = LongDocument.open(parts(), plain)
     opened.save(tmp_path / "prefix_cache")
     result = opened.over(Engine(plain.target, plain.tokenizer, None)).ask(
@@ -73,26 +72,39 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
             assert other.generation.tokens == tokens and other.label == result.label
 
 
-def test_the_report_tells_bytes_and_what_a_draft_costs() -> None:
-    opened = LongDocument.open(parts(), with_rapid())
+@pytest.mark.parametrize("token_range", [None, (60, 260)])
+def test_rapid_reads_chunks_of_the_part_that_the_target_reads(
+    token_range: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = with_rapid()
+    opened = LongDocument.open(parts(), request, token_range=token_range)
+    generate = Mock(wraps=request.generate)
+    monkeypatch.setattr(request, "generate", generate)
     result = opened.ask(QUESTION, **INPUTS)
+    read = request.tokenizer.decode(list(generate.call_args.kwargs["draft_prompt"]))
+    assert token_range is not None or 10 < len(read) < opened.tokens // 2
+    assert ("The rule is kept" in read) is (token_range is None)
+    starts = [chunk.passage.start for chunk in result.chunks]
+    assert starts == sorted(starts) and result.to_dict()["chunks"][0]["start"] == starts[0]
+    for chunk in result.chunks:
+        assert chunk.passage.text == parts().text[chunk.passage.start : chunk.passage.end]
+        assert chunk.passage.text in opened.text
+    plain = opened.over(Engine(request.target, request.tokenizer, None)).ask(QUESTION, **INPUTS)
+    assert result.generation.tokens == plain.generation.tokens
+    assert result.report.drafted_by_source["rapid"] > 0
     length = len(result.prompt.token_ids) + len(result.generation.tokens)
     assert result.report.kv_bytes == opened.bytes // opened.tokens * length
     assert (result.report.draft_cost or 0.0) > 0.0
     assert result.report.to_dict()["draft_cost"] == result.report.draft_cost
 
 
-def test_chunks_come_from_what_the_target_reads() -> None:
-    opened = LongDocument.open(parts(), with_rapid(), token_range=(60, 260))
-    result = opened.ask(QUESTION, **INPUTS)
-    assert result.chunks and "The rule is kept" not in opened.text
-    for chunk in result.chunks:
-        assert chunk.passage.text == parts().text[chunk.passage.start : chunk.passage.end]
-        assert chunk.passage.text in opened.text
+def test_chunks_have_a_token_budget() -> None:
+    assert room_of(7000) == 875 and room_of(1_000_000) == 41_666 and room_of(40_000) == 4096
+    assert room_of(3) == 1
 
 
 class ByCosine:
-    """Vectors whose cosine with every question is the one given."""
+    """An embedder of one cosine for every question."""
 
     name, fingerprint = "toy", "0"
 
@@ -105,49 +117,11 @@ class ByCosine:
 
 
 @pytest.mark.parametrize(("cosine", "beginning"), [(0.29, True), (0.31, False)])
-def test_what_is_too_far_is_left_out_and_the_beginning_read(cosine: float, beginning: bool) -> None:
+def test_chunks_below_the_least_cosine_are_left_out(cosine: float, beginning: bool) -> None:
     opened = LongDocument.open(parts(), with_rapid(), embedder=ByCosine(cosine))
     result = opened.ask(QUESTION, **INPUTS)
     text = " ".join(chunk.passage.text for chunk in result.chunks)
     assert (result.chunks[0].passage.start == 0) >= beginning
     assert ("The rule is kept" in text) != beginning
-    expected = LongDocument.open(parts(), engine(None)).ask(QUESTION, **INPUTS)
+    expected = LongDocument.open(parts(), engine()).ask(QUESTION, **INPUTS)
     assert result.generation.tokens == expected.generation.tokens
-
-
-SHORT: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
-
-
-def head_engine(beside: tuple[str, ...] = ()) -> Engine:
-    target = CausalTarget(tiny.model(dtype=torch.float64, max_position_embeddings=4096))
-    instance = HeadDrafter(heads.fresh(target), target, min_expected_gain=0.0)
-    return Engine(target, tiny.tokenizer(), [instance, *beside], budget=5)
-
-
-@pytest.fixture(scope="module")
-def opened() -> LongDocument:
-    return LongDocument.open(parts(24), head_engine())
-
-
-@pytest.fixture(scope="module")
-def selected(opened: LongDocument, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("documents") / "prefix_cache"
-    opened.save(folder)
-    return folder
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("beside", [(), ("context",)])
-def test_answers_are_those_of_the_target_alone(
-    opened: LongDocument, selected: Path, sampling: Sampling, beside: tuple[str, ...]
-) -> None:
-    current: Any = opened.engine
-    alone = Engine(current.target, current.tokenizer, None)
-    plain = opened.over(alone).ask(QUESTION, sampling, **SHORT)
-    drafters = [*current.drafter.drafters, *beside]
-    beside_it = Engine(current.target, current.tokenizer, drafters, budget=5)
-    again = LongDocument.open(selected, head_engine(beside=beside))
-    for request in (opened.over(beside_it), again):
-        result = request.ask(QUESTION, sampling, **SHORT)
-        assert result.generation.tokens == plain.generation.tokens
-        assert result.report.drafted_by_source["head"] > 0 and not result.report.faults
