@@ -14,7 +14,7 @@ from ragspec.drafters.base import SourceText
 from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
 from ragspec.engine.prompts import anchored, well_formed
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.template import WORDINGS, PromptTemplate, expect_question, is_chat
+from ragspec.pipelines.answering.template import TEMPLATES, PromptTemplate, expect_question, is_chat
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.trees.draft_tree import LAYOUT
 from ragspec.types import Tokenizer
@@ -55,7 +55,7 @@ def build_prompt(
     hits: Sequence[Hit],
     *,
     room: int | None = None,
-    template: PromptTemplate = WORDINGS["evidence"],
+    template: PromptTemplate = TEMPLATES["evidence"],
 ) -> Prompt:
     """Return the prompt of a question over passages, best passage first.
 

@@ -31,7 +31,8 @@ ONE_SENTENCE = (
     "Copy the sentence of the numbered passages that answers the question, word for word, with the "
     "number of its passage in brackets before it. Write nothing else."
 )
-# Of twenty-four prompts tried, this one led to most right answers that do not speak of the prompt
+JINJA = "Expected Jinja over `question` and `passages` (each with number, title and text)."
+# Of 24 prompts, this one had the most right answers that do not mention the prompt
 # (benchmarks/RESULTS.md).
 READ, FULLY = "Read the text and answer the question below.", "Answer in a full sentence."
 
@@ -119,10 +120,8 @@ class PromptTemplate:
             return template.render(question=question, passages=turns)
         except Exception as error:  # the template is a program: it raises what its calls raise
             reason = str(error).rstrip(".") or type(error).__name__
-            raise InputError(
-                f"the prompt template {self.name} cannot be filled: {reason}. Expected Jinja over "
-                "`question` and `passages` (each with number, title and text)."
-            ) from error
+            message = f"the prompt template {self.name} cannot be filled: {reason}. {JINJA}"
+            raise InputError(message) from error
 
     def parts(self, text: str) -> tuple[str, str]:
         """Return the evidence and the answer proper of a text, "" for what it lacks."""
@@ -144,7 +143,7 @@ def expect_question(question: object) -> None:
 
 
 EXTRACT = "extract"
-WORDINGS = MappingProxyType(
+TEMPLATES = MappingProxyType(
     {
         "evidence": PromptTemplate("evidence", TWO_LINES, opening="Evidence:", two_lines=True),
         "quote": PromptTemplate(
@@ -173,22 +172,20 @@ def find_template(prompt: str | Path | PromptTemplate, system: str | None = None
     """Return the template of a name or Jinja file, or a `PromptTemplate`; else raise InputError."""
     if isinstance(prompt, PromptTemplate):
         template = prompt
-    elif isinstance(prompt, str) and prompt in WORDINGS:
-        template = WORDINGS[prompt]
+    elif isinstance(prompt, str) and prompt in TEMPLATES:
+        template = TEMPLATES[prompt]
     else:
         from jinja2 import Environment, TemplateSyntaxError
 
         path = expect_path(prompt, "prompt", "a name, a Jinja file or a PromptTemplate")
         if not path.exists() and isinstance(prompt, str) and not path.suffix:
-            raise UnknownNameError(unknown("prompt", prompt, WORDINGS))
+            raise UnknownNameError(unknown("prompt", prompt, TEMPLATES))
         try:
             template = PromptTemplate(str(path), template=read_input(path, "the prompt template"))
             if not Environment().parse(template.template or "").body:
                 raise InputError(f"the prompt template {path} is empty; expected text in Jinja.")
         except TemplateSyntaxError as error:
             reason = str(error.message).rstrip(".")
-            raise InputError(
-                f"the prompt template {path} is no Jinja, line {error.lineno}: {reason}. "
-                "Expected Jinja over `question` and `passages` (each with number, title and text)."
-            ) from error
+            where = f"the prompt template {path} is no Jinja, line {error.lineno}"
+            raise InputError(f"{where}: {reason}. {JINJA}") from error
     return template if system is None else replace(template, system=system)

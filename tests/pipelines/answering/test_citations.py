@@ -1,3 +1,5 @@
+"""Citations: whole sentences of the passages that stand word for word in an answer."""
+
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -77,16 +79,14 @@ def test_a_sentence_of_accepted_drafts_is_cited() -> None:
     assert [replace(c, matched_by="match") for c in result] == undrafted
 
 
-def test_neighbouring_spans_become_one_citation() -> None:
+def test_adjacent_drafts_become_one_citation() -> None:
     prompt = prompt_of([FOX])
     start, end, _, _ = prompt.spans[0]
-    count = end - start
-    steps = [plain(" ")]
-    place = 0
-    while place + 5 <= count:
-        steps.append(drafted(prompt, 0, place, 4, prompt.token_ids[start + place + 4]))
-        place += 5
-    steps.append(plain(decode(prompt.token_ids[start + place : end])))
+    steps, last = [plain(" ")], start
+    while last + 5 <= end:
+        steps.append(drafted(prompt, 0, last - start, 4, prompt.token_ids[last + 4]))
+        last += 5
+    steps.append(plain(decode(prompt.token_ids[last:end])))
     answer = answer_of(steps)
     result = cite(answer, prompt, steps)
     check(answer, prompt, result)
@@ -118,7 +118,7 @@ def test_a_whole_sentence_is_a_citation(passage: str, answer: str, quoted: list[
     assert [answer[c.answer_start : c.answer_end] for c in result] == quoted
 
 
-def test_four_equal_words_and_short_drafts_are_no_quotation() -> None:
+def test_four_words_and_short_drafts_are_no_citation() -> None:
     prompt = prompt_of([FOX])
     assert cite("the quick brown fox", prompt, [plain("the quick brown fox")]) == []
     step = drafted(prompt, 0, 0, 2, 0)
@@ -130,7 +130,7 @@ def test_four_equal_words_and_short_drafts_are_no_quotation() -> None:
     [("ab c", [1]), ("don't", [1, 2, 3, 4]), ("é_1", [1, 2])]
     + [(text, []) for text in ("a 'b'", "'s", "x' y")],
 )
-def test_what_cuts_a_word(text: str, cuts: list[int]) -> None:
+def test_cuts_within_words(text: str, cuts: list[int]) -> None:
     assert [place for place in range(len(text) + 1) if cuts_word(text, place)] == cuts
 
 
@@ -160,6 +160,6 @@ def test_every_citation_is_verbatim(chunks: list[tuple[int, int, int] | str], dr
 
 
 @given(st.text(alphabet="ab c.", max_size=60), st.text(alphabet="ab c.", max_size=60))
-def test_repetitive_texts_are_cited_verbatim_too(text: str, answer: str) -> None:
+def test_citations_of_repetitive_texts_are_verbatim(text: str, answer: str) -> None:
     prompt = prompt_of([(text.strip() or "x"), "a b c a b c a b c"])
     check(answer, prompt, cite(answer, prompt, [plain(answer)]))

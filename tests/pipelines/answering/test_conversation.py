@@ -1,4 +1,4 @@
-"""Turns that are kept: the text of a fresh reading, passages once, and what leaves."""
+"""Conversations: texts of a fresh prefill, passages once, and dropped turns."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +33,11 @@ def documents() -> DocQA:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)])
-def test_every_turn_is_the_text_of_a_fresh_prefill(sampling: Sampling) -> None:
+def test_turns_equal_those_of_a_fresh_prefill(sampling: Sampling) -> None:
     talk = Conversation(engine(), system="Be brief.")
     plain = engine(drafter=None)
-    for number, said in enumerate(("Hello.", "And then?", "Why is that?")):
-        reply = talk.ask(said, sampling, max_new_tokens=20)
+    for number, message in enumerate(("Hello.", "And then?", "Why is that?")):
+        reply = talk.ask(message, sampling, max_new_tokens=20)
         fresh = plain.generate(reply.generation.prompt_tokens, sampling, max_new_tokens=20)
         assert reply.generation.tokens == fresh.tokens
         assert reply.text == fresh.text == talk.turns[-1].answer
@@ -51,7 +51,7 @@ def test_every_turn_is_the_text_of_a_fresh_prefill(sampling: Sampling) -> None:
     assert len(talk.turns) == 1
 
 
-def test_questions_bring_passages_once_and_number_them_through(documents: DocQA) -> None:
+def test_passages_are_added_once_and_numbered_across_turns(documents: DocQA) -> None:
     talk = Conversation(engine(), documents, top_k=1, prompt="quote")
     first = talk.ask("What does a tree of drafts hold?", max_new_tokens=8)
     assert [hit.document.name for hit in first.passages] == ["trees.md"]
@@ -76,7 +76,7 @@ def test_a_small_chat_model_reads_the_best_sentence_alone() -> None:
     assert [hit.passage.text for hit in whole.passages] == [text], "the number was chosen"
 
 
-def test_passages_of_one_source_are_separate() -> None:
+def test_passages_of_one_name_are_separate() -> None:
     def search(query: str) -> Any:
         return [("The dog eats." if "dog" in query else "The cat naps.", 1.0, {"source": "pets"})]
 
@@ -85,7 +85,7 @@ def test_passages_of_one_source_are_separate() -> None:
     assert [len(reply.passages) for reply in replies] == [1, 1, 0]
 
 
-def test_what_was_quoted_is_cited_from_the_passage_it_stands_in(documents: DocQA) -> None:
+def test_quotations_cite_passages_of_all_turns(documents: DocQA) -> None:
     talk = Conversation(engine(), documents, top_k=1)
     talk.ask("What does a tree of drafts hold?", max_new_tokens=2)
     script = "The cat sleeps on the sofa and eats fish, for " + DOCUMENTS[0].text
@@ -104,7 +104,7 @@ def test_what_was_quoted_is_cited_from_the_passage_it_stands_in(documents: DocQA
     assert reply.support == "quoted"
 
 
-def test_a_question_about_an_answer_is_put_without_passages(documents: DocQA) -> None:
+def test_a_question_about_an_answer_has_no_passages(documents: DocQA) -> None:
     talk = Conversation(engine(), documents, top_k=1)
     refused = talk.ask("Which mountain did Hannibal cross?", max_new_tokens=4)
     assert refused.text == "The documents do not speak of this."
@@ -115,7 +115,7 @@ def test_a_question_about_an_answer_is_put_without_passages(documents: DocQA) ->
     assert talk.turns[-1].prompt_text == "Explain simpler please."
 
 
-def test_a_question_that_leans_on_the_one_before_is_searched_with_it(documents: DocQA) -> None:
+def test_a_follow_up_question_is_searched_with_the_one_before(documents: DocQA) -> None:
     talk = Conversation(engine(), documents, top_k=2)
     talk.ask("What does the cat eat?", max_new_tokens=4)
     question = "Does the cat sleep on the sofa and eat fish, as a walk?"
@@ -133,21 +133,21 @@ def test_extracts_are_streamed_and_are_turns(documents: DocQA) -> None:
     assert talk.ask("Zebra?", stream=stream.append).refused and len(stream) == 2
 
 
-def test_the_oldest_turns_leave_when_the_context_is_full() -> None:
+def test_the_oldest_turns_are_dropped_when_the_context_is_full() -> None:
     talk = Conversation(engine(length=300))
-    left, selected = [], []
+    dropped, cached = [], []
     for number in range(9):
         reply = talk.ask(f"Turn {number} says some words.", max_new_tokens=24)
-        left.append(reply.dropped_turns)
-        selected.append(reply.report.cached_tokens)
+        dropped.append(reply.dropped_turns)
+        cached.append(reply.report.cached_tokens)
         assert reply.report.prompt_tokens + 24 <= 300
         assert talk.turns[-1].question.startswith(f"Turn {number}")
-    assert sum(left) + len(talk.turns) == 9
-    assert any(left) and not all(left[4:]), "a quarter is freed, so that not every turn pays"
-    assert all(known > 0 for known, gone in zip(selected[1:], left[1:], strict=True) if not gone)
+    assert sum(dropped) + len(talk.turns) == 9
+    assert any(dropped) and not all(dropped[4:]), "a quarter is freed, so that not every turn pays"
+    assert all(known > 0 for known, gone in zip(cached[1:], dropped[1:], strict=True) if not gone)
 
 
-def test_a_passage_that_leaves_with_its_turn_is_added_again(documents: DocQA) -> None:
+def test_a_passage_of_a_dropped_turn_is_added_again(documents: DocQA) -> None:
     talk = Conversation(engine(length=560), documents, top_k=1, prompt="quote")
     while not (reply := talk.ask("What does the cat eat?", max_new_tokens=24)).dropped_turns:
         assert len(reply.passages) == (len(talk.turns) == 1)
@@ -155,7 +155,7 @@ def test_a_passage_that_leaves_with_its_turn_is_added_again(documents: DocQA) ->
     assert "[2] Pets\nThe cat sleeps" in reply.prompt.text and "[1]" not in reply.prompt.text
 
 
-def test_a_turn_that_does_not_fit_leaves_passages_out_or_is_refused(documents: DocQA) -> None:
+def test_passages_of_a_turn_that_do_not_fit_are_left_out(documents: DocQA) -> None:
     talk = Conversation(engine(length=280), documents, top_k=3)
     reply = talk.ask("Do the walk, the tree and the cat follow one text?", max_new_tokens=8)
     assert len(reply.passages) == 1
@@ -165,7 +165,7 @@ def test_a_turn_that_does_not_fit_leaves_passages_out_or_is_refused(documents: D
     assert talk.ask("And the cat?", max_new_tokens=8).text == talk.turns[-1].answer
 
 
-def test_an_interrupted_answer_is_preserved() -> None:
+def test_an_interrupted_answer_is_a_turn() -> None:
     talk, interrupt = Conversation(engine()), Mock(side_effect=KeyboardInterrupt)
     reply = talk.ask("Hello.", max_new_tokens=30, stream=interrupt)
     assert reply.generation.finish_reason == "cancelled" and reply.text
@@ -173,7 +173,7 @@ def test_an_interrupted_answer_is_preserved() -> None:
     assert talk.ask("Go on.", max_new_tokens=5).report.cached_tokens > 0
 
 
-def test_a_turn_that_was_interrupted_while_it_was_read_is_not_preserved() -> None:
+def test_a_turn_interrupted_during_prefill_is_no_turn() -> None:
     talk, interrupt = Conversation(engine()), Mock(return_value=None)
     hook = talk.engine.model.register_forward_pre_hook(interrupt)
     first = talk.ask("Hello.", max_new_tokens=5)
@@ -196,7 +196,7 @@ def test_special_tokens_of_a_user_stay_plain_text() -> None:
     assert talk.engine.tokenizer.eos_token_id not in reply.generation.prompt_tokens
 
 
-def test_what_is_no_conversation_is_refused(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     plain = Engine(tiny.model(), tiny.tokenizer(), None)
     with pytest.raises(UnsupportedModelError, match="without a chat template"):
         Conversation(plain)

@@ -1,6 +1,8 @@
+"""Questions over documents: answers, prompts, refusals and invalid arguments."""
+
 import json
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from ragspec import Engine, Sampling
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.models.resolve import STARTER
 from ragspec.pipelines import DocQA, IterativeRag
+from ragspec.pipelines.answering.template import TEMPLATES
 from ragspec.reports.generation import Generation, count_sources, report_of
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
@@ -23,7 +26,7 @@ SENTENCE = "The draft model proposes a tree of tokens for the target."
 
 
 class Chunks(list[str]):
-    """A stream whose whole text is there already."""
+    """A stream of a text that is complete."""
 
     def __init__(self, chunks: Sequence[str], result: Generation) -> None:
         super().__init__(chunks)
@@ -34,12 +37,12 @@ class Chunks(list[str]):
 
 
 class ScriptedEngine:
-    """Writes a given text, and drafts perfectly whatever part of it stands in the spans."""
+    """Writes a fixed text, with perfect drafts of its parts that are in the spans."""
 
-    def __init__(self, script: str, max_length: int | None = None) -> None:
+    def __init__(self, script: str) -> None:
         self.script = script
         self.tokenizer = tiny.bpe_tokenizer()
-        self.target = SimpleNamespace(max_length=max_length)
+        self.target = SimpleNamespace(max_length=None)
         self.calls: list[dict[str, Any]] = []
 
     def generate(self, prompt: list[int], sampling: Any = None, **options: Any) -> Generation:
@@ -64,13 +67,8 @@ class ScriptedEngine:
             best: tuple[int, int, int] = (0, 0, 0)
             for start, end, hit, offset in spans:
                 for place in range(start, end):
-                    count = 0
-                    while (
-                        place + count < end
-                        and done + count < len(tokens) - 1
-                        and prompt[place + count] == tokens[done + count]
-                    ):
-                        count += 1
+                    pairs = zip(prompt[place:end], tokens[done:-1], strict=False)
+                    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                     best = max(best, (count, hit, offset + place - start))
             count, hit, offset = best
             origin = [(hit, offset + i) for i in range(count)]
@@ -93,10 +91,13 @@ def folder(tmp_path: Path) -> Path:
     return instance
 
 
-def ask(folder: Path, embedder: Path, script: str, **options: Any) -> Any:
+def scripted(folder: Any, embedder: Path | None, script: str = "x", **settings: Any) -> Any:
     engine: Any = ScriptedEngine(script)
-    qa = DocQA.from_documents(folder, engine=engine, embedder=embedder)
-    return qa.ask("What does the draft model propose?", **options)
+    return DocQA.from_documents(folder, engine=engine, embedder=embedder, **settings)
+
+
+def ask(folder: Path, embedder: Path, script: str, **options: Any) -> Any:
+    return scripted(folder, embedder, script).ask("What does the draft model propose?", **options)
 
 
 def test_answer_with_citations_parts_and_report(folder: Path, embedder: Path) -> None:
@@ -115,9 +116,9 @@ def test_answer_with_citations_parts_and_report(folder: Path, embedder: Path) ->
     assert answer.passages[0].document.name == "draft.md"
 
 
-def test_the_engine_gets_ids_spans_and_options(folder: Path, embedder: Path) -> None:
-    engine: Any = ScriptedEngine("x")
-    qa = DocQA.from_documents([folder], engine=engine, embedder=embedder, top_k=1)
+def test_the_engine_receives_ids_spans_and_options(folder: Path, embedder: Path) -> None:
+    qa = scripted([folder], embedder, top_k=1)
+    engine = qa.engine
     sampling = Sampling(temperature=0.5, seed=3)
     qa.ask("draft?", sampling, max_new_tokens=7, stop_token_ids=(4,))
     (call,) = engine.calls
@@ -127,9 +128,12 @@ def test_the_engine_gets_ids_spans_and_options(folder: Path, embedder: Path) -> 
     assert len(call["spans"]) == 1
     assert "\nAnswer:" in [engine.tokenizer.decode(list(text.tokens)) for text in call["texts"]]
     assert engine.tokenizer.decode(call["prompt"]).endswith("Question: draft?\nEvidence:")
+    DocQA(qa.retriever, engine=engine, prompt="quote").ask("draft?")
+    stops = [each["stop"] for each in engine.calls]
+    assert stops == [TEMPLATES[name].stop for name in ("evidence", "quote")]
 
 
-def test_streamed_chunks_are_the_text_also_of_an_interrupt(folder: Path, embedder: Path) -> None:
+def test_streams_join_to_the_text_even_if_interrupted(folder: Path, embedder: Path) -> None:
     chunks: list[str] = []
     answer = ask(folder, embedder, " [1] one two three", stream=chunks.append)
     assert "".join(chunks) == answer.text == " [1] one two three"
@@ -137,28 +141,26 @@ def test_streamed_chunks_are_the_text_also_of_an_interrupt(folder: Path, embedde
     assert ask(folder, embedder, "some text", stream=interrupt).text == "some text"
 
 
-def test_passages_are_dropped_to_fit_the_context(folder: Path, embedder: Path) -> None:
-    engine: Any = ScriptedEngine("x", max_length=10_000)
-    qa = DocQA.from_documents(folder, engine=engine, embedder=embedder)
-    assert len(qa.prompt("the cat and the draft").hits) == 2
-    full = len(qa.prompt("the cat and the draft").token_ids)
-    engine.target.max_length = full + 160 - 1
+def test_passages_that_do_not_fit_are_left_out(folder: Path, embedder: Path) -> None:
+    qa = scripted(folder, embedder)
+    whole = qa.prompt("the cat and the draft")
+    assert len(whole.hits) == 2
+    qa.engine.target.max_length = len(whole.token_ids) + 160 - 1
     assert len(qa.ask("the cat and the draft").passages) == 1
 
 
 def test_index_is_saved_and_reopened(folder: Path, embedder: Path, tmp_path: Path) -> None:
-    engine: Any = ScriptedEngine(f" [1] {SENTENCE}")
-    qa = DocQA.from_documents(folder, engine=engine, embedder=embedder)
+    qa = scripted(folder, embedder, f" [1] {SENTENCE}")
     assert [Path(skipped.path).name for skipped in qa.skipped] == ["photo.png"]
     qa.save(tmp_path / "idx")
-    again = DocQA.from_index(tmp_path / "idx", engine=engine)
+    again = DocQA.from_index(tmp_path / "idx", engine=qa.engine)
     assert [document.name for document in again.documents] == ["draft.md", "pets.txt"]
     assert again.ask("draft?").citations == qa.ask("draft?").citations
     with pytest.raises(StoreError):
-        DocQA.from_index(tmp_path / "nowhere", engine=engine)
+        DocQA.from_index(tmp_path / "nowhere", engine=qa.engine)
 
 
-def test_bare_function_as_document_source(tmp_path: Path) -> None:
+def test_a_function_serves_as_retriever(tmp_path: Path) -> None:
     engine: Any = ScriptedEngine(f" [1] {SENTENCE}\nAnswer: tokens")
     qa = DocQA(lambda query: [(SENTENCE, 1.0, {"name": "memo"})], engine=engine)
     assert [citation.document for citation in qa.ask("q").citations] == ["memo"]
@@ -174,43 +176,34 @@ def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) 
         DocQA(lambda question: [], top_k=0)
     with pytest.raises(DocumentError):
         DocQA.from_documents(tmp_path / "missing")
-    engine: Any = ScriptedEngine("x")
+    qa = scripted(folder, None)
     with pytest.raises(InputError, match="found no passage"):
-        DocQA.from_documents(folder, engine=engine, embedder=None).ask("quantum?", refuse=False)
+        qa.ask("quantum?", refuse=False)
     with pytest.raises(InputError, match="found no passage"):
-        DocQA(lambda question: [(" ", 1.0, {})], engine=engine).ask("quantum?")
+        DocQA(lambda question: [(" ", 1.0, {})], engine=qa.engine).ask("quantum?")
 
 
-def test_what_the_layout_prescribes_is_drafted() -> None:
+def test_labels_of_the_layout_are_drafted() -> None:
     engine = Engine.from_pretrained("starter", budget=6)
-    answer = DocQA.from_documents(STARTER / "guide", engine=engine).ask("What is a draft tree?")
+    qa = DocQA.from_documents(STARTER / "guide", engine=engine)
+    answer = qa.ask("What is a draft tree?")
+    check(answer.text, answer.prompt, answer.citations)
     options: Any = {"spans": answer.prompt.spans, "max_new_tokens": 160}
-    options["tenant"] = "another"  # the drafter has learned the answer
-    without = engine.generate(list(answer.prompt.token_ids), **options)
-    assert answer.generation.tokens == without.tokens
-    assert answer.report.forwards < without.report.forwards
-    report, (_, selected) = answer.report, count_sources(answer.generation.steps)
-    assert selected["layout"] > 0 and "prediction" not in selected
+    options["tenant"] = "another"  # whose drafter has not learned the answer
+    for other in (engine, engine.with_drafter(None)):
+        without = other.generate(list(answer.prompt.token_ids), **options)
+        assert answer.generation.tokens == without.tokens
+        assert answer.report.forwards < without.report.forwards
+    report, (_, accepted) = answer.report, count_sources(answer.generation.steps)
+    assert accepted["layout"] > 0 and "prediction" not in accepted
     assert report.accepted_prediction_tokens == report.rejected_prediction_tokens == 0
+    with pytest.raises(PromptTooLongError):
+        qa.ask(" ".join(["word"] * 3000), refuse=False)
 
 
-def test_real_engine_same_text_with_and_without_drafts(folder: Path, embedder: Path) -> None:
-    model = tiny.model("llama", vocab_size=320, max_position_embeddings=1024)
-    tokens = []
-    for drafter in ("context", None):
-        engine = Engine(model, tiny.bpe_tokenizer(), drafter, budget=8)
-        qa = DocQA.from_documents(folder, engine=engine, embedder=embedder)
-        answer = qa.ask("What does the draft model propose?", max_new_tokens=24)
-        check(answer.text, answer.prompt, answer.citations)
-        tokens.append(answer.generation.tokens)
-        with pytest.raises(PromptTooLongError):
-            qa.ask(" ".join(["word"] * 3000), refuse=False)
-    assert tokens[0] == tokens[1]
-
-
-def test_what_the_index_does_not_speak_of_is_refused(folder: Path, embedder: Path) -> None:
-    engine: Any = ScriptedEngine("x")
-    qa = DocQA.from_documents(folder, engine=engine, embedder=embedder)
+def test_a_question_outside_the_documents_is_refused(folder: Path, embedder: Path) -> None:
+    qa = scripted(folder, embedder)
+    engine = qa.engine
     answer = qa.ask("Which mountain did Hannibal cross?")
     assert answer.text == "The documents do not speak of this."
     assert answer.refused is not None and "no sentence speaks of the question" in answer.refused
@@ -219,8 +212,8 @@ def test_what_the_index_does_not_speak_of_is_refused(folder: Path, embedder: Pat
     assert json.loads(json.dumps(answer.to_dict()))["refused"] == answer.refused
     assert qa.ask("Which mountain did Hannibal cross?", refuse=False).text == "x"
     assert len(engine.calls) == 1
-    found = [("Nothing of it.", 1.0, {}), ("Nothing of it.", 0.9, {"name": "copy"})]
-    bare = DocQA(lambda question: found, engine=engine)
+    triples = [("Nothing of it.", 1.0, {}), ("Nothing of it.", 0.9, {"name": "copy"})]
+    bare = DocQA(lambda question: triples, engine=engine)
     assert len(bare.search("Nothing of what?").hits) == 1  # a copy takes no other's place
     assert bare.ask("Which mountain did Hannibal cross?").refused is None
 
@@ -235,19 +228,19 @@ def test_a_quotation_from_a_pdf_names_its_page(folder: Path, embedder: Path) -> 
     assert (cited["page"], cited["place"]) == (2, "page 2")
 
 
-def test_arguments_of_another_type_are_refused_at_once(folder: Path, embedder: Path) -> None:
-    qa = DocQA.from_documents(folder, engine=ScriptedEngine("x"), embedder=embedder)  # type: ignore[arg-type]
-    doors: Any = (qa.ask, qa.search, qa.prompt, IterativeRag(qa.engine, lambda query: []).search)
-    for question, door in product((None, 5, "", " "), doors):
+def test_arguments_of_wrong_types_are_refused(folder: Path, embedder: Path) -> None:
+    qa = scripted(folder, embedder)
+    calls: Any = (qa.ask, qa.search, qa.prompt, IterativeRag(qa.engine, lambda query: []).search)
+    for question, call in product((None, 5, "", " "), calls):
         with pytest.raises(InputError, match="empty or no text"):
-            door(question)
+            call(question)
     assert qa.ask("Which \ud83d is it?").question == "Which \ufffd is it?"
     assert qa.search("\ud83d draft?") == qa.search("\ufffd draft?")
     assert "\ufffd draft?" in qa.prompt("\ud83d draft?").text
     with pytest.raises(InputError, match="max_new_tokens is 'x'"):
-        qa.prompt("draft?", max_new_tokens="x")  # type: ignore[arg-type]
+        qa.prompt("draft?", max_new_tokens="x")
     with pytest.raises(InputError, match="got 5 as the index; expected a path"):
-        qa.save(5)  # type: ignore[arg-type]
+        qa.save(5)
     wrong: Any
     wrong = {"sampling": "hot", "max_new_tokens": None, "foo": 1, "stream": 5, "on_search": 5}
     for name, value in (wrong | {"refuse": "no", "texts": 5, "spans": [(0, 1, 0, 0)]}).items():
@@ -266,7 +259,7 @@ def test_arguments_of_another_type_are_refused_at_once(folder: Path, embedder: P
         DocQA.from_documents(folder, engine="starter", embedder=embedder)  # type: ignore[arg-type]
 
 
-def test_copies_of_a_passage_take_one_place_and_are_named() -> None:
+def test_copies_of_a_passage_count_once_and_are_named() -> None:
     texts = {"a": SENTENCE, "b": SENTENCE, "c": "Rivers run to the sea."}
     results = [(texts[name], 1.0, {"name": name}) for name in "aabc"]
     engine: Any = ScriptedEngine("It does.")

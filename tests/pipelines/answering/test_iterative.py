@@ -1,4 +1,4 @@
-"""Answers whose passage is looked up anew: the same text however it is sped up."""
+"""Iterative RAG: the text of searching every time, at every setting of speculation."""
 
 import math
 import random
@@ -70,11 +70,16 @@ def iterative(request: Engine, retriever: Any, **settings: Any) -> IterativeRag:
     return IterativeRag(request, retriever, IterativeSearch(**settings))
 
 
+def searches(answer: Answer) -> Any:
+    """Return the figures of the searches of an answer."""
+    return answer.report.retrieval
+
+
 QUESTION = "walk tree token target"
 
 
-def test_the_strides_are_those_of_calls_by_hand(index: PassageIndex) -> None:
-    """The definition, in the plainest way: no kept keys, no resumed text, no speculation."""
+def test_strides_equal_those_of_plain_calls(index: PassageIndex) -> None:
+    """Compare with plain calls that search before every stride."""
     request, sampling = engine(None), Sampling(temperature=0.9, seed=3)
     rag = iterative(request, index, stride=3, search="sparse", query_tokens=9)
     result = rag.ask(QUESTION, sampling, max_new_tokens=17, refuse=False)
@@ -97,7 +102,7 @@ def test_the_strides_are_those_of_calls_by_hand(index: PassageIndex) -> None:
 
 
 @pytest.mark.parametrize("mutant", ["noise", "rank"])
-def test_what_would_change_the_text_is_visible(
+def test_the_random_comparison_detects_changed_texts(
     mutant: str, indexes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mutant == "noise":  # other noise once strides are written on guesses
@@ -122,7 +127,7 @@ def test_what_would_change_the_text_is_visible(
 
         monkeypatch.setattr(IndexSearcher, "search", ranked)
     with pytest.raises(AssertionError, match="case"):
-        test_random_answers_are_those_of_waiting(indexes, 40, 1, 40, 10)
+        test_random_answers_equal_those_without_speculation(indexes, 40, 1, 40, 10)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
@@ -138,23 +143,21 @@ def test_flare_searches_only_at_improbable_tokens(index: PassageIndex, sampling:
     for speculate, overlap in (("off", None), ("auto", None), (4, True)):
         settings: Any = {"speculate": speculate, "overlap": overlap, "flare": middle, **options}
         answer = iterative(request, index, **settings).ask(QUESTION, sampling, **inputs)
-        assert answer.report.retrieval is not None
         texts.append(answer.generation.tokens)
-        queries.append(answer.report.retrieval.queries)
+        queries.append(searches(answer).queries)
     assert texts[0] == texts[1] == texts[2]
     assert 1 < queries[0] < 20
     every = iterative(request, index, speculate="off", **options).ask(QUESTION, sampling, **inputs)
-    assert every.report.retrieval is not None and every.report.retrieval.queries == 20
+    assert searches(every).queries == 20
 
 
-def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: PassageIndex) -> None:
+def test_the_report_has_the_searches_and_the_stream_the_final_text(index: PassageIndex) -> None:
     rag = iterative(engine().with_drafter("auto", 4), index, speculate=3, search="sparse")
     chunks: list[str] = []
     result = rag.ask(QUESTION, max_new_tokens=30, stream=chunks.append, refuse=False, stop=None)
     assert isinstance(result, Answer)
     assert "".join(chunks) == result.text
-    message = result.report.retrieval
-    assert message is not None
+    message = searches(result)
     assert len(result.passages) == message.strides
     assert result.report.tokens == len(result.generation.tokens) <= 30
     assert sum(len(s.tokens) for s in result.generation.steps) == result.report.tokens
@@ -166,18 +169,18 @@ def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: Passage
     assert result.to_dict()["report"]["retrieval"]["strides"] == message.strides
     assert result.report.from_dict(result.report.to_dict()).retrieval == message
     assert result.report.milliseconds["retrieve"] > 0
-    said = f"Looked up {pluralize(message.queries, 'query')} in "
-    said += f"{pluralize(message.calls, 'search')} over {pluralize(message.strides, 'stride')}"
-    assert said in result.report.summary()
-    said = f"{message.hits} of {message.hits + message.rollbacks} guesses right"
-    assert said in result.report.summary()
+    line = f"Looked up {pluralize(message.queries, 'query')} in "
+    line += f"{pluralize(message.calls, 'search')} over {pluralize(message.strides, 'stride')}"
+    assert line in result.report.summary()
+    line = f"{message.hits} of {message.hits + message.rollbacks} guesses right"
+    assert line in result.report.summary()
 
 
-def test_any_function_serves_and_is_requested_in_threads() -> None:
+def test_a_function_is_searched_in_several_threads() -> None:
     pages = documents(twice=False)
     requests, running, together = list[str](), list[str](), list[int]()
 
-    def far(query: str) -> list[tuple[str, float, dict[str, Any]]]:
+    def search(query: str) -> list[tuple[str, float, dict[str, Any]]]:
         requests.append(query)
         running.append(query)
         together.append(len(running))
@@ -190,11 +193,10 @@ def test_any_function_serves_and_is_requested_in_threads() -> None:
     texts = []
     for speculate in ("off", "auto", 6, 16):
         requests.clear()
-        rag = iterative(engine(), far, speculate=speculate, query_tokens=12, stride=2)
+        rag = iterative(engine(), search, speculate=speculate, query_tokens=12, stride=2)
         result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
         texts.append(result.generation.tokens)
-        assert result.report.retrieval is not None
-        assert result.report.retrieval.queries == len(requests)
+        assert searches(result).queries == len(requests)
     assert texts[0] == texts[1] == texts[2] == texts[3]
     assert 4 < max(together) <= 9  # the repeated query runs beside eight
 
@@ -212,14 +214,14 @@ def test_a_prefetched_passage_without_a_name_serves_as_a_guess() -> None:
             return [(page.text, 1.0, each) for page, each in zip(ranked, meta, strict=True)][:k]
 
         rag = iterative(engine(), search, speculate=4, query_tokens=12)
-        message = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True).report.retrieval
-        assert message is not None and message.queries == len(requests)
+        message = searches(rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True))
+        assert message.queries == len(requests)
         assert requests[0] == (QUESTION, 20) and sum(k == 20 for _, k in requests) > 4
         counts.append((message.hits, message.rollbacks, message.queries))
     assert counts[0] == counts[1] and counts[0][0] > 1
 
 
-def test_a_guess_is_the_best_of_all_passages_that_are_known_by_then() -> None:
+def test_a_guess_is_the_best_of_the_known_passages() -> None:
     results: Any = [(page.text, 1.0, {}) for page in documents(6, twice=False)]
     searcher = RetrieverSearcher[Any](as_retriever(lambda query: results), lambda before: None)
     known = searcher.search(["any"], 6)[0]
@@ -229,7 +231,7 @@ def test_a_guess_is_the_best_of_all_passages_that_are_known_by_then() -> None:
 
 
 @pytest.mark.parametrize("changes", ["rank", "k", "never"])
-def test_answers_that_depend_on_more_than_the_query_are_not_exact(changes: str) -> None:
+def test_changing_search_results_make_the_label_approximate(changes: str) -> None:
     pages, calls = documents(twice=False), list[int]()
 
     def search(query: str, k: int) -> Any:
@@ -241,15 +243,15 @@ def test_answers_that_depend_on_more_than_the_query_are_not_exact(changes: str) 
     for _ in range(3):
         calls.clear()
         result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
-        message = result.report.retrieval
-        assert message is not None and message.queries == len(calls)
+        message = searches(result)
+        assert message.queries == len(calls)
         assert (message.changed == 0) == (changes == "never")
         label = "exact" if changes == "never" else "approximate"
         assert result.label == result.report.label == label
         assert ("Repeated queries had other" in message.summary()) == (changes != "never")
 
 
-def test_without_guesses_the_text_is_exact_over_whatever_was_found() -> None:
+def test_changing_search_results_are_exact_without_speculation() -> None:
     calls: list[int] = []
 
     def search(query: str) -> Any:
@@ -269,7 +271,7 @@ def test_without_guesses_the_text_is_exact_over_whatever_was_found() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 3])
-def test_a_retriever_that_raises_is_heard(first: int) -> None:
+def test_errors_of_the_retriever_are_raised(first: int) -> None:
     results = [(page.text, 1.0, dict[str, Any]()) for page in documents()[:2]]
     error = ConnectionError("the service is away")
     broken = failing(error, range(first, 99), lambda query: results)
@@ -277,13 +279,13 @@ def test_a_retriever_that_raises_is_heard(first: int) -> None:
         iterative(engine(), broken).ask(QUESTION, max_new_tokens=30, ignore_eos=True)
 
 
-def test_a_retriever_that_finds_nothing_later_leaves_the_passage_as_it_is() -> None:
-    def silent(query: str) -> list[tuple[str, float, dict[str, Any]]]:
+def test_an_empty_search_does_not_change_the_passage() -> None:
+    def search(query: str) -> list[tuple[str, float, dict[str, Any]]]:
         return [(documents()[0].text, 1.0, {})] if query == QUESTION else []
 
     inputs: Any = {"max_new_tokens": 20, "ignore_eos": True}
     off, ahead = (
-        iterative(engine(), silent, speculate=speculate).ask(QUESTION, **inputs)
+        iterative(engine(), search, speculate=speculate).ask(QUESTION, **inputs)
         for speculate in ("off", 4)
     )
     assert off.text == ahead.text
@@ -292,13 +294,13 @@ def test_a_retriever_that_finds_nothing_later_leaves_the_passage_as_it_is() -> N
         iterative(engine(), lambda query: []).ask(QUESTION)
 
 
-def test_foreign_hits_are_refused() -> None:
+def test_malformed_hits_are_refused() -> None:
     for wrong in (["just text"], None):
         with pytest.raises(InputError, match=r"expected .*\(text, score, meta\)"):
             iterative(engine(), lambda query, wrong=wrong: wrong).ask(QUESTION)
 
 
-def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
+def test_an_interrupt_ends_the_answer_with_the_streamed_text(index: PassageIndex) -> None:
     rag = iterative(engine(), index, speculate=3, search="sparse", overlap=False)
     whole = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True, refuse=False)
     show = failing(KeyboardInterrupt, (3,))
@@ -324,12 +326,14 @@ def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
         ({"search": "deep"}, "search is 'deep'; expected one of dense, sparse, fused"),
     ],
 )
-def test_refuses_bad_settings(index: PassageIndex, options: dict[str, Any], expected: str) -> None:
+def test_bad_settings_are_refused(
+    index: PassageIndex, options: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(InputError, match=expected):
         iterative(engine(), index, **options)
 
 
-def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> None:
+def test_unsupported_searches_and_options_are_refused(index: PassageIndex) -> None:
     by_words = PassageIndex.build(documents(), embedder=None)
     with pytest.raises(InputError, match="no dense part"):
         iterative(engine(), by_words, search="dense")
@@ -350,13 +354,13 @@ def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> No
         iterative(small, whole).ask("walk the tree token", max_new_tokens=40)
 
 
-def test_a_question_that_no_document_speaks_of_is_refused(index: PassageIndex) -> None:
+def test_a_question_outside_the_documents_is_refused(index: PassageIndex) -> None:
     result = iterative(engine(), index).ask("zebra quagga okapi?")
     assert result.refused is not None
     assert result.generation.finish_reason == "refused"
 
 
-def test_without_words_to_judge_by_every_search_is_one_of_the_text(
+def test_a_dense_index_is_searched_for_the_strides_alone(
     index: PassageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert index.dense is not None
@@ -365,8 +369,7 @@ def test_without_words_to_judge_by_every_search_is_one_of_the_text(
     search = Mock(wraps=dense.dense.search_vectors)
     monkeypatch.setattr(dense.dense, "search_vectors", search)
     result = iterative(engine(), dense, speculate="off").ask(QUESTION, max_new_tokens=12)
-    assert result.report.retrieval is not None
-    assert search.call_count == result.report.retrieval.calls > 1
+    assert search.call_count == searches(result).calls > 1
 
 
 def in_rounds(
@@ -387,7 +390,7 @@ def in_rounds(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:3])
 @pytest.mark.parametrize("drafter", [None, "auto"])
-def test_rounds_write_the_whole_answer_over_what_the_last_one_finds(
+def test_rounds_write_whole_answers_over_new_searches(
     index: PassageIndex, drafter: Any, sampling: Sampling
 ) -> None:
     request = engine(drafter)
@@ -407,7 +410,7 @@ def test_rounds_write_the_whole_answer_over_what_the_last_one_finds(
     assert len(known) == 3
 
 
-def test_a_passage_that_was_had_before_is_not_written_over_again(index: PassageIndex) -> None:
+def test_a_round_over_a_known_passage_reuses_its_answer(index: PassageIndex) -> None:
     only = PassageIndex.build(documents(1, twice=False), embedder=None)
     result = iterative(engine(), only, rounds=4).ask(QUESTION, max_new_tokens=20, refuse=False)
     assert len(result.passages) == 4
@@ -415,14 +418,14 @@ def test_a_passage_that_was_had_before_is_not_written_over_again(index: PassageI
     assert result.report.forwards < 20
 
 
-def test_listeners_receive_the_answer_that_stays_alone(index: PassageIndex) -> None:
-    request, heard = engine(), list[Any]()
-    request.on_finish(heard.append)
+def test_callbacks_receive_the_final_answer_alone(index: PassageIndex) -> None:
+    request, finished = engine(), list[Any]()
+    request.on_finish(finished.append)
     for options in ({"speculate": 8}, {"rounds": 3}):
-        heard.clear()
+        finished.clear()
         rag = iterative(request, index, **options)
         result = rag.ask(QUESTION, SAMPLINGS[1], max_new_tokens=30, refuse=False)
-        assert [each.tokens for each in heard] == [result.generation.tokens]
+        assert [each.tokens for each in finished] == [result.generation.tokens]
 
 
 @pytest.fixture(scope="module")
@@ -448,7 +451,7 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("cases", "seed", "hits", "wrong"),
     [(40, 1, 40, 10), pytest.param(1500, 2, 1500, 300, marks=pytest.mark.slow)],
 )
-def test_random_answers_are_those_of_waiting(
+def test_random_answers_equal_those_without_speculation(
     indexes: dict[str, Any], cases: int, seed: int, hits: int, wrong: int
 ) -> None:
     sample = random.Random(seed)
@@ -497,8 +500,7 @@ def test_random_answers_are_those_of_waiting(
             assert result.passages == plain.passages, f"case {case}: {options}"
             assert result.text == plain.text
             assert result.generation.finish_reason == plain.generation.finish_reason
-            message = result.report.retrieval
-            assert message is not None
+            message = searches(result)
             known.update(hits=message.hits, wrong=message.rollbacks, wasted=message.wasted)
             known[kind] += 1
     assert known["hits"] > hits and known["wrong"] > wrong and known["wasted"] > 20

@@ -1,4 +1,4 @@
-"""How questions are put: the ways by name, templates, and what is read out of an answer."""
+"""Prompts: templates by name or in Jinja, spans of passages, and the parts of answers."""
 
 import copy
 from pathlib import Path
@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from ragspec.engine.prompts import ANCHOR
 from ragspec.errors import InputError, UnknownNameError
-from ragspec.pipelines import DocQA, Prompt, build_prompt
-from ragspec.pipelines.answering.template import WORDINGS, PromptTemplate, find_template
+from ragspec.pipelines import Prompt, build_prompt
+from ragspec.pipelines.answering.template import TEMPLATES, PromptTemplate, find_template
 from ragspec.retrievers import Document, Hit, Passage
 from ragspec.trees.draft_tree import LAYOUT
-from tests.pipelines.answering.test_docqa import SENTENCE, ScriptedEngine
 from tests.support import tiny
 
 TEXTS = ["The first passage, with a naïve word.", "first", "A third one.\nIn two lines."]
@@ -46,27 +45,30 @@ def check_spans(prompt: Prompt, tokenizer: Any) -> None:
         assert read == text[chars[0][0] : chars[-1][1]]
 
 
+@pytest.mark.parametrize("name", ["evidence", "quote", "answer"])
 @pytest.mark.parametrize("chat", [False, True])
-def test_spans_are_the_passages(chat: bool) -> None:
-    tokenizer = bpe(chat)
-    prompt = build_prompt(tokenizer, "What  is\nit?", hits_of(TEXTS))
+def test_templates_write_the_passages_and_the_question(name: str, chat: bool) -> None:
+    tokenizer, template = bpe(chat), TEMPLATES[name]
+    prompt = build_prompt(tokenizer, "What  is\nit?", hits_of(TEXTS), template=template)
     check_spans(prompt, tokenizer)
     assert [span[2] for span in prompt.spans] == [0, 1, 2]
-    assert [(prompt.chars[n][0][0], prompt.chars[n][-1][1]) for n in range(3)] == [
-        (0, len(text)) for text in TEXTS
-    ]
+    ends = [(chars[0][0], chars[-1][1]) for chars in prompt.chars]
+    assert ends == [(0, len(text)) for text in TEXTS]
     assert tokenizer.decode(list(prompt.token_ids)) == prompt.text
-    assert ("<user>" in prompt.text) == chat
+    assert "Question: What is it?" in prompt.text and ("<user>" in prompt.text) is chat
+    assert (template.instruction in prompt.text) is chat
+    assert prompt.text.endswith(template.opening) is not chat
+    assert bool(prompt.layout) is (name == "evidence"), "only two lines have a layout to draft"
 
 
-def test_starter_layout_is_the_one_the_starter_model_knows() -> None:
+def test_the_default_prompt_has_the_training_format_of_the_starter_model() -> None:
     assert build_prompt(bpe(), "What?", hits_of(["One.", "Two."], "A\ntitle")).text == (
         "Context:\n[1] A title\nOne.\n\n[2] A title\nTwo.\n\nQuestion: What?\nEvidence:"
     )
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_layout_spells_the_labels_the_likelier_passage_more_often(chat: bool) -> None:
+def test_better_passages_have_more_copies_of_their_label(chat: bool) -> None:
     tokenizer = bpe(chat)
     prompt = build_prompt(tokenizer, "What?", hits_of(["One.", "Two."]))
     assert {text.document for text in prompt.layout} == {LAYOUT}
@@ -87,15 +89,6 @@ def test_spans_hold_for_any_passages(texts: list[str]) -> None:
         display = prompt.hits[hit].passage.text
         assert tokenizer.decode(list(prompt.token_ids[start:end])).strip("\ufffd") in display
         assert 0 <= chars[0][0] <= chars[-1][1] <= len(display)
-
-
-def test_last_passages_are_left_out_until_the_prompt_fits() -> None:
-    tokenizer = bpe()
-    whole = build_prompt(tokenizer, "q", hits_of(TEXTS))
-    two = build_prompt(tokenizer, "q", hits_of(TEXTS), room=len(whole.token_ids) - 1)
-    assert [hit.passage.text for hit in two.hits] == TEXTS[:2]
-    one = build_prompt(tokenizer, "q", hits_of(TEXTS), room=5)
-    assert [hit.passage.text for hit in one.hits] == TEXTS[:1]
 
 
 def test_special_tokens_in_documents_stay_text() -> None:
@@ -128,7 +121,7 @@ def test_bad_requests_are_refused() -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_hundred_passages_are_written_a_few_times(chat: bool) -> None:
+def test_a_hundred_passages_are_fitted_in_four_attempts(chat: bool) -> None:
     tokenizer, written = bpe(chat), []
     hits = hits_of([f"Passage {k} holds some words of its own." for k in range(100)])
 
@@ -137,45 +130,32 @@ def test_a_hundred_passages_are_written_a_few_times(chat: bool) -> None:
             written.append(len(inputs[2]))
             return super().write(*inputs)
 
-    plain = WORDINGS["evidence"]
+    plain = TEMPLATES["evidence"]
     counting = Counting(plain.name, plain.instruction, plain.opening, two_lines=True)
     whole = len(build_prompt(tokenizer, "What?", hits, template=counting).token_ids)
     for room in (whole, whole - 1, whole // 2, whole // 7, 1):
         written.clear()
         prompt = build_prompt(tokenizer, "What?", hits, room=room, template=counting)
-        text = len(prompt.hits)
-        assert len(prompt.token_ids) <= room or text == 1
-        assert prompt.hits == tuple(hits[:text]) and prompt.left_out == tuple(hits[text:])
-        if prompt.left_out and text > 1:  # and no more than had to be
-            more = build_prompt(tokenizer, "What?", hits[: text + 1], template=counting)
+        count = len(prompt.hits)
+        assert len(prompt.token_ids) <= room or count == 1
+        assert prompt.hits == tuple(hits[:count]) and prompt.left_out == tuple(hits[count:])
+        if prompt.left_out and count > 1:  # one more would not fit
+            more = build_prompt(tokenizer, "What?", hits[: count + 1], template=counting)
             assert len(more.token_ids) > room
             written.pop()
         assert len(written) <= 4
 
 
-OF_MODEL = (
+JINJA = (
     "Use this:\n{% for p in passages %}<{{ p.number }} {{ p.title }}>\n{{ p.text }}\n{% endfor %}"
     "Q {{ question }}"
 )
 
 
-@pytest.mark.parametrize("name", ["evidence", "quote", "answer"])
 @pytest.mark.parametrize("chat", [False, True])
-def test_every_template_shows_the_passages_and_the_question(name: str, chat: bool) -> None:
-    tokenizer = bpe(chat)
-    prompt = build_prompt(tokenizer, "What is it?", hits_of(TEXTS), template=WORDINGS[name])
-    check_spans(prompt, tokenizer)
-    assert len(prompt.spans) == 3
-    assert "Question: What is it?" in prompt.text
-    assert (WORDINGS[name].instruction in prompt.text) is chat
-    assert prompt.text.endswith(WORDINGS[name].opening) is not chat
-    assert bool(prompt.layout) is (name == "evidence"), "only two lines have a layout to draft"
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_a_template_writes_the_prompt_and_passages_are_detected(chat: bool, tmp_path: Path) -> None:
+def test_passages_are_located_in_the_prompt_of_a_jinja_file(chat: bool, tmp_path: Path) -> None:
     path = tmp_path / "own.jinja"
-    path.write_text(OF_MODEL, encoding="utf-8")
+    path.write_text(JINJA, encoding="utf-8")
     tokenizer = bpe(chat)
     prompt = build_prompt(tokenizer, "What?", hits_of(TEXTS), template=find_template(path))
     body = "".join(f"<{k} Title>\n{text}\n" for k, text in enumerate(TEXTS, 1))
@@ -201,7 +181,7 @@ def test_a_template_that_cannot_be_filled_is_refused(source: str) -> None:
         PromptTemplate("own.jinja", template=source).write(bpe(), "What?", [("Title", "Text.")])
 
 
-def test_what_is_no_template_is_refused(tmp_path: Path) -> None:
+def test_invalid_templates_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="'quote'"):
         find_template("qoute")
     with pytest.raises(InputError, match=r"missing\.jinja cannot be read"):
@@ -212,7 +192,7 @@ def test_what_is_no_template_is_refused(tmp_path: Path) -> None:
             find_template(path)
 
 
-def test_a_system_text_comes_first_and_needs_a_chat_template() -> None:
+def test_a_system_message_comes_first_and_needs_a_chat_template() -> None:
     tokenizer = bpe(chat=True)
     text = find_template("answer", "Be brief.").write(tokenizer, "What?", [("Title", "Text.")])
     assert text.index("Be brief.") < text.index("Title")
@@ -242,15 +222,4 @@ def test_a_system_text_comes_first_and_needs_a_chat_template() -> None:
     ],
 )
 def test_parts_of_an_answer(name: str, text: str, evidence: str, short: str) -> None:
-    assert WORDINGS[name].parts(text) == (evidence, short)
-
-
-def test_an_answer_says_whether_it_is_supported_and_whether_it_was_cut(tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text(f"# Drafts\n\n{SENTENCE}\n")
-    for script, support in ((f" [1] {SENTENCE}", "quoted"), ("Nobody knows.", "unsupported")):
-        engine: Any = ScriptedEngine(script)
-        qa = DocQA.from_documents(tmp_path, engine=engine, embedder=None, prompt="quote")
-        answer = qa.ask("What does the draft model propose?")
-        assert answer.support == support and not answer.cut
-        assert answer.to_dict()["support"] == support
-        assert engine.calls[0]["stop"] == WORDINGS["quote"].stop
+    assert TEMPLATES[name].parts(text) == (evidence, short)

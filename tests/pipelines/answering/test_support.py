@@ -19,11 +19,9 @@ TEXTS = (
 WARRANTY = "After how many years does the warranty of the pump end?"
 
 
-def asked(question: str, script: str) -> Any:
-    engine: Any = ScriptedEngine(script)
+def pump_qa(**settings: Any) -> DocQA:
     documents = [Document(f"{n}.md", "Pump", text) for n, text in enumerate(TEXTS)]
-    qa = DocQA(PassageIndex.build(documents), engine=engine, prompt="answer")
-    return qa.ask(question, refuse=False)
+    return DocQA(PassageIndex.build(documents), **settings)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +39,9 @@ def asked(question: str, script: str) -> Any:
         ("Who made it?", "", "unsupported"),
     ],
 )
-def test_an_answer_has_one_word_for_its_support(question: str, script: str, support: str) -> None:
-    answer = asked(question, script)
+def test_support_of_an_answer(question: str, script: str, support: str) -> None:
+    engine: Any = ScriptedEngine(script)
+    answer = pump_qa(engine=engine, prompt="answer").ask(question, refuse=False)
     assert answer.support == support
     assert (answer.supporting is not None) is (support == "supported")
     assert answer.to_dict()["support"] == support
@@ -61,26 +60,26 @@ def test_an_answer_has_one_word_for_its_support(question: str, script: str, supp
         ("the pump", "The pump weighs 38 kg.", False),  # the question's words alone
     ],
 )
-def test_what_a_sentence_says(claim: str, sentence: str, result: bool) -> None:
+def test_a_sentence_states_a_claim(claim: str, sentence: str, result: bool) -> None:
     assert says(claim, sentence, "How heavy is the pump?") is result
 
 
 def test_sentences_are_known_before_the_model_writes() -> None:
     engine: Any = ScriptedEngine("x")
-    qa = DocQA(PassageIndex.build([Document("a", "a", TEXTS[0])]), engine=engine)
     order: list[str] = []
-    answer = qa.ask(
+    answer = pump_qa(engine=engine).ask(
         "What does E07 mean?",
-        stream=lambda piece: order.append(piece),
+        stream=order.append,
         on_search=lambda result: order.append(result.sentences[0].text),
     )
     assert order[:2] == [TEXTS[0], "x"] and answer.sentences[0].text == TEXTS[0]
 
 
 def test_an_extract_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Answerer, "engine", property(lambda self: pytest.fail("a model was asked")))
-    documents = [Document(f"{n}.md", "Pump", text) for n, text in enumerate(TEXTS)]
-    qa = DocQA(PassageIndex.build(documents), prompt="extract")
+    monkeypatch.setattr(
+        Answerer, "engine", property(lambda self: pytest.fail("the model was called"))
+    )
+    qa = pump_qa(prompt="extract")
     answer = qa.ask("How long is the warranty of the pump?")
     assert answer.text.split("\n")[0] == TEXTS[3] and answer.support == "quoted"
     for cited in answer.citations:
