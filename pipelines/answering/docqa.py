@@ -111,7 +111,7 @@ class DocQA(Answerer):
         self.retriever.save(path, replace=replace)
 
     def prompt(self, question: str, *, max_new_tokens: int = NEW_TOKENS) -> Prompt:
-        """Search, and return the prompt that `ask` gives to the engine."""
+        """Search, and return the prompt of `ask`."""
         most = checked_count(max_new_tokens, "max_new_tokens")
         return self.prompt_over(question, self.read_hits(self.search(question)), most)
 

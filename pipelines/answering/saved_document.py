@@ -25,7 +25,7 @@ CACHE, DOCUMENT = "cache.safetensors", "document.json"
 
 @dataclass(frozen=True, slots=True)
 class SavedDocument:
-    """A document, the template of its questions, and what a model made of it.
+    """A document, the template of its questions, and its keys and values.
 
     Attributes:
         token_range: The document's own tokens that are read, from and to; None for all.

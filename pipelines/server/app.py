@@ -64,18 +64,17 @@ class Routes:
 
     @property
     def serving(self) -> Serving | None:
-        """The model and what goes with it, None if it is not loaded."""
+        """The served engine with its data, None if it is not loaded."""
         loaded = self.loading.done() and self.loading.exception() is None
         return self.loading.result() if loaded else None
 
     @property
     def served(self) -> Serving:
-        """The model and what goes with it; raise ApiError if it is not loaded."""
-        if self.serving is None:
-            failure = self.loading.exception() if self.loading.done() else None
-            why = f"{failure or 'the model is being loaded'}; wait until /health says ready."
-            raise ApiError(503, why, "not_ready")
-        return self.serving
+        """The served engine with its data; raise ApiError if it is not loaded."""
+        failure = self.loading.exception() if self.loading.done() else "the model is being loaded"
+        if failure is not None:
+            raise ApiError(503, f"{failure}; wait until /health says ready.", "not_ready")
+        return self.loading.result()
 
     # The routes.
 
@@ -145,7 +144,7 @@ class Routes:
     # Texts.
 
     async def _alone(self, request: Request, work: Callable[[Callable[[], bool]], T]) -> T:
-        """Return the result of long work, which is passed whether the client has disconnected."""
+        """Return the result of long work; its argument says whether the client has disconnected."""
         served, left = self.served, threading.Event()
 
         def gone() -> bool:
@@ -172,7 +171,7 @@ class Routes:
             headers = ignored_fields(body)
             if isinstance(body, ChatRequest):
                 requests = await run_in_thread(read_chat, body, served.documents)
-            elif body.echo:  # the log-probabilities of a prompt take a forward of their own
+            elif body.echo:  # one more forward, to score the prompt
                 requests = await self._alone(request, partial(read_completion, body, engine))
             else:
                 requests = await run_in_thread(read_completion, body, engine)

@@ -15,13 +15,13 @@ from starlette.exceptions import HTTPException
 from ragspec import errors
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-# What begins pydantic's own words, and what they say of a list after validation.
+# The beginning of pydantic's messages, and what they add about lists.
 AROUND = re.compile(
     r"^\w+ should (be |have |match )(a valid )?|^Value error, (expected )?| after validation.*"
 )
 SIZE, TOKEN = r"^(auto|[0-9]{1,5}x[0-9]{1,5})$", r"^[0-9]{1,11}$"
 STORE, TEXT = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", r"\S"
-# What a value should have been, by pydantic's type of the error or the pattern of the text.
+# The expected value, by pydantic's type of the error or the pattern of the text.
 EXPECTED = MappingProxyType(
     dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a JSON object")
     | {"extra_forbidden": "none", "missing": "a value", TEXT: "some text"}

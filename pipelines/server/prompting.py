@@ -165,10 +165,10 @@ def _search(body: ChatRequest, question: str, documents: DocQA) -> SearchResult:
 
 def _hit_of(number: int, document: DocumentText | str) -> Hit:
     """Return a document of a request as a hit of one passage."""
-    text = document if isinstance(document, str) else document.text
-    title = "" if isinstance(document, str) else document.title or ""
-    name = title or f"document {number}"
-    return Hit(Document(name, name, text), Passage(number - 1, 0, len(text), name, text), 1.0)
+    each = DocumentText(text=document) if isinstance(document, str) else document
+    name = each.title or f"document {number}"
+    passage = Passage(number - 1, 0, len(each.text), name, each.text)
+    return Hit(Document(name, name, each.text), passage, 1.0)
 
 
 def _conversation(

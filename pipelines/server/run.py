@@ -56,8 +56,8 @@ def serve(load: Callable[[], Serving], settings: ServerSettings, listening: sock
 class Server(uvicorn.Server):
     """uvicorn's server with our connections, which begins to drain at the signal itself.
 
-    So clients hear of texts that were cut short. A second signal ends running texts at once, a
-    third one the process.
+    So clients receive an error for each text that is cut short. A second signal ends running texts
+    at once, a third one the process.
     """
 
     def __init__(self, app: FastAPI, settings: ServerSettings) -> None:
@@ -102,7 +102,7 @@ class Connection(H11Protocol):
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a client in, and close the connection of another one if there are too many."""
+        """Accept a connection, and close another one if there are too many."""
         super().connection_made(transport)
         self._since = self.loop.time()
         self._deadline = self._since + HEADER_SECONDS

@@ -101,7 +101,9 @@ Content = Text | Annotated[list[Part], Field(max_length=1000)]
 
 def text_of(content: str | list[Part] | None) -> str:
     """Return the text of a content, its parts joined."""
-    return content or "" if not isinstance(content, list) else "".join(p.text for p in content)
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""
 
 
 class Message(Body):
