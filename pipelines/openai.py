@@ -75,22 +75,36 @@ def read_settings(*settings: Mapping[str, object] | None, stop: object = None) -
 
 
 def _by_name(settings: Mapping[str, object], earlier: object) -> dict[str, object]:
-    """Return settings by our names; `earlier` are the log-probabilities of earlier mappings."""
+    """Return settings by our names, without None.
+
+    Args:
+        earlier: The log-probabilities that earlier mappings ask for.
+    """
     named: dict[str, object] = {}
     for name, value in settings.items():
         if name not in NAMES:
             raise InputError(unknown("setting", name, NAMES))
         ours = ALIASES.get(name, name)
-        before = value if value is None else named.setdefault(ours, value)
-        if before is not value and before != value:
-            raise InputError(f"got {name}={value!r} and {ours}={before!r}; leave one out.")
-    top = named.pop("top_logprobs", (named.get("logprobs") is True and earlier) or None)
-    enabled = named.get("logprobs", True)
-    if top is None or (enabled is False and not top):
-        return named
-    if enabled is not True and enabled != top:
-        raise InputError(f"got logprobs={enabled!r} and top_logprobs={top!r}; pass logprobs=True.")
-    return named | {"logprobs": top}
+        if value is None:
+            continue
+        if ours in named and named[ours] != value:
+            raise InputError(f"got {name}={value!r} and {ours}={named[ours]!r}; leave one out.")
+        named[ours] = value
+    top = named.pop("top_logprobs", None)
+    if top is not None:
+        named["logprobs"] = _alternatives(named.get("logprobs", True), top)
+    elif named.get("logprobs") is True and earlier:
+        named["logprobs"] = earlier  # True asks for no other number of alternatives
+    return named
+
+
+def _alternatives(logprobs: object, top: object) -> object:
+    """Return the value of our `logprobs` for OpenAI's `logprobs` and `top_logprobs`."""
+    if logprobs is False and not top:
+        return False
+    if logprobs is not True and logprobs != top:
+        raise InputError(f"got logprobs={logprobs!r} and top_logprobs={top!r}; pass logprobs=True.")
+    return top
 
 
 class OpenAIReply:
