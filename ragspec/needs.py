@@ -91,22 +91,15 @@ class Needs:
         return replace(most, hidden_states=tuple(sorted(taps)))
 
 
-@dataclass(frozen=True, slots=True)
-class Lack:
-    """A need that a target may not meet, and the error that this is."""
-
-    data: str
-    error: type[RagspecError]
-    remedy: str
-
-
 _MODEL = "Use a model that verifies trees of drafts, or leave the part out."
-TOP_TOKENS = Lack("the target's best tokens", UnsupportedModelError, _MODEL)
-HIDDEN_STATES = Lack("the target's hidden states", UnsupportedModelError, _MODEL)
-LATENTS = Lack("a model of continuous latents", RuleError, "Use 'walk'.")
-PROBABILITIES = Lack(
-    "tables of probabilities", RuleError, "Use a rule over latents, such as 'near' or 'horizon'."
-)
+_LATENTS = "Use a rule over latents, such as 'near' or 'horizon'."
+# The needs that a target may not meet: what is missing, the class of the error, and the remedy.
+_LACKS: Mapping[str, tuple[str, type[RagspecError], str]] = {
+    "top_tokens": ("the target's best tokens", UnsupportedModelError, _MODEL),
+    "hidden_states": ("the target's hidden states", UnsupportedModelError, _MODEL),
+    "latents": ("a model of continuous latents", RuleError, "Use 'walk'."),
+    "probabilities": ("tables of probabilities", RuleError, _LATENTS),
+}
 _JUDGED = "Use rule='walk', which judges every draft, or a drafter of one of those kinds."
 
 
@@ -130,15 +123,9 @@ class Capabilities:
     error: type[RagspecError] | None = None
     remedy: str | None = None
 
-    def lacking(self, needs: Needs) -> list[Lack]:
-        """Return the needs that are not met."""
-        pairs = (
-            (TOP_TOKENS, needs.top_tokens > 0, self.top_tokens),
-            (HIDDEN_STATES, bool(needs.hidden_states), self.hidden_states),
-            (LATENTS, needs.latents, self.latents),
-            (PROBABILITIES, needs.probabilities, self.probabilities),
-        )
-        return [lack for lack, needed, there in pairs if needed and not there]
+    def lacking(self, needs: Needs) -> list[str]:
+        """Return the names of the needs that are not met."""
+        return [name for name in _LACKS if getattr(needs, name) and not getattr(self, name)]
 
 
 def match(part: str, needs: Needs, offered: Capabilities, kind: DraftKind | None = None) -> None:
@@ -153,9 +140,10 @@ def match(part: str, needs: Needs, offered: Capabilities, kind: DraftKind | None
         RuleError: The rule does not judge such drafts, or not those of this model.
         RagspecError: `Capabilities.error`, if that is set.
     """
-    for lack in offered.lacking(needs):
-        raise (offered.error or lack.error)(
-            f"{part} needs {lack.data}; got {offered.owner}. {offered.remedy or lack.remedy}"
+    for name in offered.lacking(needs):
+        data, error, remedy = _LACKS[name]
+        raise (offered.error or error)(
+            f"{part} needs {data}; got {offered.owner}. {offered.remedy or remedy}"
         )
     if kind is not None and kind not in offered.kinds:
         accepted = ", ".join(sorted(offered.kinds))
