@@ -1,6 +1,5 @@
-"""The law of the next token: transformers' own filters, shortcuts that equal a full sort."""
+"""The distribution of the next token against the filters of transformers."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from transformers.generation import logits_process
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
+from tests.ragspec.sampling.test_noise import excess
 
 
 def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
@@ -20,7 +20,7 @@ def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
 
 
 def theirs(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return the laws [R, V] of transformers' warpers, in the order of its `generate`."""
+    """Return the distributions [R, V] of transformers' warpers, in the order of `generate`."""
     warpers = logits_process.LogitsProcessorList(
         [logits_process.TemperatureLogitsWarper(float(sampling.temperature))]
     )
@@ -54,8 +54,8 @@ def test_ties_survive_together_in_any_order(order: list[int]) -> None:
         assert sorted(values[0, selected].tolist()) == [2.0, 2.0, 2.0, 3.0]
 
 
-def test_ties_beyond_the_candidates_still_weigh() -> None:
-    """1000 tokens tie with the fifth: top-p must weigh them all, not those that were fetched."""
+def test_ties_beyond_the_candidates_count_in_top_p() -> None:
+    """1000 tokens tie with the fifth: top-p counts them all, not the candidates alone."""
     values = torch.full((1, 3000), -5.0, dtype=torch.float64)
     values[0, :1000], values[0, 7] = 0.0, float(torch.tensor(150.0).log())
     result = distribution(top_k=5, top_p=0.5).probabilities(values)[0]
@@ -63,7 +63,7 @@ def test_ties_beyond_the_candidates_still_weigh() -> None:
     assert float(result[7]) == pytest.approx(150 / 1149)
 
 
-def test_greedy_takes_no_noise_and_the_first_of_a_tie() -> None:
+def test_greedy_ignores_noise_and_takes_the_first_of_equal_scores() -> None:
     values = torch.tensor([[0.0, 5.0, 5.0]])
     for mine in (
         distribution(temperature=0.0),
@@ -147,13 +147,11 @@ def test_tokens_are_sampled_from_these_probabilities(sampling: Sampling, size: i
     observed = np.append(counts[common], counts[~common].sum())
     expected = np.append(expected[common], expected[~common].sum())
     observed, expected = observed[expected > 0], expected[expected > 0]
-    freedom = len(expected) - 1
-    chi = float(((observed - expected) ** 2 / expected).sum())
-    assert chi < freedom + 6 * math.sqrt(2 * freedom) + 6
+    assert excess(observed, expected) < 6
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_a_row_is_sampled_alike_alone_and_among_others(sampling: Sampling) -> None:
+def test_a_row_among_others_gets_the_token_that_it_gets_alone(sampling: Sampling) -> None:
     scores = logits(16, 1500, 2.0, seed=5)
     distribution = TokenDistribution(sampling, NoiseStream(9))
     together = distribution.select(scores, range(16))
@@ -163,7 +161,7 @@ def test_a_row_is_sampled_alike_alone_and_among_others(sampling: Sampling) -> No
 
 @pytest.mark.parametrize("sampling", [Sampling(), *SETTINGS])
 def test_filters_do_not_change_which_survivor_is_sampled(sampling: Sampling) -> None:
-    """The noise belongs to the token: the draw is the best of log p + g over the vocabulary."""
+    """The token is the best of log p + g over the vocabulary."""
     scores, noise, indices = logits(8, 1500, 2.0, seed=6), NoiseStream(2), [0, 1, 2, *range(50, 55)]
     distribution = TokenDistribution(sampling, noise)
     whole = scores

@@ -1,4 +1,4 @@
-"""Settings of the output law: ranges, seeds, and what a GenerationConfig asks for."""
+"""Noise, and the ranges, seeds and generation configs of sampling settings."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from ragspec.errors import SamplingError
 from ragspec.sampling.noise import NoiseStream, NoiseUse, exponential_of_keys
-from ragspec.sampling.noise import _mix as mix  # the word function itself, against published output
+from ragspec.sampling.noise import _mix as mix  # compared with published output
 from ragspec.sampling.settings import Sampling, fresh_seed
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -39,37 +39,28 @@ def assert_unrelated(first: np.ndarray, second: np.ndarray) -> None:
     assert abs(excess(counts, np.full(64, len(first) / 64))) < 6
 
 
-def test_uniform_is_even() -> None:
+def test_uniform_numbers_are_uniform() -> None:
     for stream in NoiseUse:
         counts, _ = np.histogram(uniforms(3, stream=stream), bins=64, range=(0, 1))
         assert abs(excess(counts, np.full(64, COUNT / 64))) < 6
 
 
-def test_neighbours_are_unrelated() -> None:
-    values = uniforms()
-    assert_unrelated(values[:-1], values[1:])
-    noise = NoiseStream(1)
-    lanes = np.array([noise.uniform(9, NoiseUse.ACCEPT, lane) for lane in range(COUNT)])
-    assert_unrelated(lanes[:-1], lanes[1:])
-
-
-def test_seeds_samples_and_streams_are_unrelated() -> None:
-    base = uniforms()
-    assert_unrelated(base, uniforms(seed=1))
-    assert_unrelated(base, uniforms(sample=1))
+def test_noise_of_neighbours_seeds_samples_and_streams_is_unrelated() -> None:
+    base, noise = uniforms(), NoiseStream(1)
+    streams = (NoiseUse.TARGET, NoiseUse.DRAFT, NoiseUse.RESIDUAL)
+    for other in (uniforms(seed=1), uniforms(sample=1), *(uniforms(stream=s) for s in streams)):
+        assert_unrelated(base, other)
     assert_unrelated(uniforms(seed=1), uniforms(sample=1))
-    for stream in (NoiseUse.TARGET, NoiseUse.DRAFT, NoiseUse.RESIDUAL):
-        assert_unrelated(base, uniforms(stream=stream))
+    for values in (
+        base,
+        [noise.uniform(9, NoiseUse.ACCEPT, lane) for lane in range(COUNT)],
+        [NoiseStream(seed).uniform(0, NoiseUse.TARGET) for seed in range(COUNT)],
+        [NoiseStream(5, sample).uniform(0, NoiseUse.TARGET) for sample in range(COUNT)],
+    ):
+        assert_unrelated(np.array(values[:-1]), np.array(values[1:]))
 
 
-def test_neighbouring_seeds_are_unrelated_at_one_index() -> None:
-    values = np.array([NoiseStream(seed).uniform(0, NoiseUse.TARGET) for seed in range(COUNT)])
-    assert_unrelated(values[:-1], values[1:])
-    values = np.array([NoiseStream(5, s).uniform(0, NoiseUse.TARGET) for s in range(COUNT)])
-    assert_unrelated(values[:-1], values[1:])
-
-
-def test_gumbel_is_gumbel() -> None:
+def test_gumbel_noise_has_the_gumbel_distribution() -> None:
     values = NoiseStream(2).gumbel([0], torch.arange(20_000)).numpy()
     counts, _ = np.histogram(np.exp(-np.exp(-values)), bins=64, range=(0, 1))
     assert abs(excess(counts, np.full(64, 20_000 / 64))) < 6
@@ -92,7 +83,7 @@ def test_best_of_log_p_plus_gumbel_follows_p() -> None:
     token=st.integers(0, 2**63 - 1),
     stream=st.sampled_from(list(NoiseUse)),
 )
-def test_tensors_and_integers_agree(
+def test_noise_of_tensors_equals_that_of_integers(
     seed: int, sample: int, index: int, token: int, stream: NoiseUse
 ) -> None:
     noise = NoiseStream(seed, sample)
@@ -103,7 +94,7 @@ def test_tensors_and_integers_agree(
     assert gumbel == pytest.approx(-math.log(-math.log(number)), rel=1e-9, abs=1e-9)
 
 
-def test_words_are_splitmix64() -> None:
+def test_words_are_those_of_splitmix64() -> None:
     first_five = [
         6457827717110365317,
         3203168211198807973,
@@ -114,7 +105,7 @@ def test_words_are_splitmix64() -> None:
     assert [mix(1234567 + step * GOLDEN) for step in range(1, 6)] == first_five
 
 
-def test_noise_depends_on_nothing_else() -> None:
+def test_noise_depends_on_seed_sample_index_and_token_alone() -> None:
     noise = NoiseStream(11, 3)
     tokens = torch.tensor([[4, 9], [2, 4]])
     whole = noise.gumbel([6], tokens)
@@ -126,10 +117,10 @@ def test_noise_depends_on_nothing_else() -> None:
     assert torch.equal(whole, NoiseStream(11, 3).gumbel([6], tokens.to(torch.int32)))
 
 
-def test_whole_vocabulary_is_finite() -> None:
+def test_noise_of_a_whole_vocabulary_is_finite() -> None:
     values = NoiseStream(0).gumbel([0], torch.arange(200_000))
     assert torch.isfinite(values).all()
-    assert float(values.max()) < 40.0  # -log(2^-54) bounds what a uniform of 53 bits can give
+    assert float(values.max()) < 40.0  # the bound of 53-bit uniform numbers is -log(2^-54)
 
 
 def test_rows_have_the_noise_of_their_indices() -> None:
@@ -154,7 +145,7 @@ def test_devices_agree() -> None:
 
 
 @pytest.mark.parametrize("shape", [(200_000,), (3, 5), (2, 2, 2)])
-def test_host_and_devices_make_the_same_noise(shape: tuple[int, ...]) -> None:
+def test_noise_of_the_host_equals_that_of_devices(shape: tuple[int, ...]) -> None:
     tokens = torch.randint(1 << 40, shape, generator=torch.Generator().manual_seed(2))
     indices = [5, 17, 2**40][: 1 if len(shape) != 2 else shape[0]]
     keys = NoiseStream(3).keys(torch.tensor(indices))
@@ -198,7 +189,7 @@ def test_values_outside_their_range_are_refused(wrong: dict[str, Any]) -> None:
         Sampling(**wrong)
 
 
-def test_greedy_is_temperature_nought_or_no_sampling() -> None:
+def test_temperature_0_and_do_sample_false_are_greedy() -> None:
     assert Sampling().greedy
     for false in (False, 0, np.False_, torch.tensor(False)):
         assert Sampling(temperature=0.7, do_sample=false).greedy  # type: ignore[arg-type]
@@ -207,7 +198,7 @@ def test_greedy_is_temperature_nought_or_no_sampling() -> None:
 
 
 def test_seeds_by_prompt_are_plain_integers() -> None:
-    """They enter 64-bit arithmetic that would overflow in numpy's own integers."""
+    """Integers of NumPy would overflow in the 64-bit arithmetic of noise."""
     seeds: list[Any] = [np.int64(3), np.array([3, 4]), (3, 4), [3, 4], range(3, 5)]
     for seed in seeds:
         result = [Sampling(seed=seed).seed_of(row) for row in (0, 1)]
