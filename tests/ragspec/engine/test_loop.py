@@ -51,7 +51,11 @@ def tokens_of(engine: Engine) -> list[list[int]]:
     return [result.tokens for result in written(engine)]
 
 
-TRUE_INDEX, TRUE_MOVE = RowView.index, SequenceCache.move
+TRUE_INDEX, TRUE_MOVE, TRUE_APPLY = RowView.index, SequenceCache.move, Penalties.apply
+
+
+def apply_without_drafts(self: Penalties, logits: Any, context: Any, paths: Any) -> torch.Tensor:
+    return TRUE_APPLY(self, logits, context, [[] for _ in paths])
 
 
 @pytest.mark.parametrize(
@@ -59,41 +63,18 @@ TRUE_INDEX, TRUE_MOVE = RowView.index, SequenceCache.move
     [
         (RowView, "index", lambda view, node: TRUE_INDEX(view, node) + (node >= 0)),
         (SequenceCache, "move", lambda cache, source, start: TRUE_MOVE(cache, source - 1, start)),
+        (Penalties, "apply", apply_without_drafts),
     ],
-    ids=["noise index off by one", "wrong node in the cache"],
+    ids=["noise index off by one", "wrong node in the cache", "penalties without drafted tokens"],
 )
-def test_what_is_off_by_one_is_noticed(
+def test_wrong_noise_caches_and_penalties_change_tokens(
     mutant: Any, drafted: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(*mutant)
     assert tokens_of(drafted) != expected
 
 
-def test_a_processor_that_is_blind_to_the_draft_is_noticed(
-    model: Any, plain: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    true = Penalties.apply
-    prompts = [tiny.prompt(8, seed=seed) for seed in (1, 2, 4)]
-
-    def texts(using: Engine) -> list[list[int]]:
-        results = using.generate(
-            prompts, Sampling(repetition_penalty=1.2), max_new_tokens=NEW, ignore_eos=True
-        )
-        return [result.tokens for result in results]
-
-    whole = texts(plain)
-    truth = {tuple(prompt): tokens for prompt, tokens in zip(prompts, whole, strict=True)}
-    engine = Engine(model, drafter=NoisyTrees(truth, spoiled=0.0), budget=27)
-    assert texts(engine) == whole
-
-    def blind(self: Penalties, logits: Any, context: Any, paths: Any) -> torch.Tensor:
-        return true(self, logits, context, [[] for _ in paths])
-
-    monkeypatch.setattr(Penalties, "apply", blind)
-    assert texts(engine) != whole
-
-
-def test_rows_end_at_their_its_time(drafted: Engine, expected: list[list[int]]) -> None:
+def test_each_row_ends_at_its_first_end_token(drafted: Engine, expected: list[list[int]]) -> None:
     ends = [tokens[cut] for tokens, cut in zip(expected, (2, 9), strict=False)]
     results = written(drafted, stop_token_ids=ends)
     for result, whole in zip(results, expected, strict=True):

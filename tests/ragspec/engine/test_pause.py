@@ -252,13 +252,6 @@ def test_several_texts_and_samples_have_one_each() -> None:
         assert [text.tokens for text in texts] == [text.tokens for text in alone]
 
 
-def test_what_is_no_transform_is_refused() -> None:
-    inputs: list[Any] = [3, Tilt, "knn"]
-    for wrong in inputs:
-        with pytest.raises(InputError, match="expected a Transform"):
-            engine().generate(tiny.prompt(), transform=wrong)
-
-
 def test_a_rule_that_is_not_exact_keeps_its_label() -> None:
     sampling, request = Sampling(temperature=1.0, seed=1), engine("context", rule="typical")
     result = request.generate(tiny.prompt(), sampling, transform=Tilt(), max_new_tokens=9)

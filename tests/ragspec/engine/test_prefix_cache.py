@@ -12,7 +12,6 @@ from peft import LoraConfig, get_peft_model
 from ragspec import Engine, Sampling
 from ragspec.errors import InputError
 from ragspec.reports.report import joined
-from ragspec.verification import prefix_cache
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.sequence_cache import SequenceCache, slot_bytes
 from ragspec.verification.tree_session import TreeSession
@@ -207,15 +206,6 @@ def test_tenants_never_share() -> None:
     assert other.result().report.cached_tokens == 0
     assert same.result().report.cached_tokens == 39
     assert handle.result().tokens[:3] == other.result().tokens == same.result().tokens
-
-
-def test_keys_of_another_text_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    request, prompt = engine(), tiny.prompt(30)
-    expected = request.generate(prompt, max_new_tokens=12).tokens
-    request.prefix_cache.clear()
-    request.generate(tiny.prompt(30, seed=9), max_new_tokens=4)
-    monkeypatch.setattr(prefix_cache, "common_length", lambda first, second: 20)
-    assert request.generate(prompt, max_new_tokens=12).tokens != expected
 
 
 def test_memory_goes_by_the_tokens_of_running_texts() -> None:

@@ -10,6 +10,7 @@ from ragspec.engine.prompts import end_tokens
 from ragspec.engine.request import DEFAULT_NEW_TOKENS, Options, Request, read_requests
 from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
 from ragspec.sampling.settings import Sampling
+from ragspec.sampling.transform import Transform
 from tests.support import tiny
 
 
@@ -94,6 +95,8 @@ def test_end_tokens_come_from_the_generation_config_first() -> None:
         *(({"texts": wrong}, "texts is .*; expected a list of SourceText") for wrong in (5, ["x"])),
         *(({"spans": wrong}, "spans is .*; expected a list of") for wrong in (5, [5], [(1, 2)])),
         *(({"spans": [(*at, 0, 0)]}, "the prompt, 0 to 3") for at in ((-1, 2), (2, 1), (0, 4))),
+        *(({"transform": wrong}, "expected a Transform") for wrong in (3, Transform, "knn")),
+        ({"tenant": 3}, "tenant is 3"),
         ({"logprobs": "x"}, "logprobs is 'x'"),
         ({"logprobs": 1.5}, "logprobs is 1.5"),
         ({"logprobs": 51}, "0 to 50"),

@@ -193,9 +193,6 @@ def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
         (([[1], [2]],), {}, "2 prompts"),
         (([1], Sampling(n=2, temperature=1.0)), {}, "n=2"),
         (([1],), {"sample": -1}, "sample is -1"),
-        (([1],), {"tenant": 3}, "tenant is 3"),
-        (([1] * 600,), {}, "context length is 512"),
-        (([97],), {}, "97"),
     ],
 )
 def test_requests_are_checked_when_they_are_submitted(

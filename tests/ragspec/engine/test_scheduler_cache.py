@@ -8,7 +8,6 @@ from ragspec import Engine
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.engine.prefill import PrefillJob
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification import prefix_cache
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_session import TreeSession
@@ -31,18 +30,6 @@ def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engi
         handles = [pool.submit(p, max_new_tokens=6, tenant="one") for p in prompts]
         texts = [handle.result().tokens for handle in handles]
     assert texts == [plain.generate(p, max_new_tokens=6).tokens for p in prompts]
-
-
-def test_a_prefix_across_tenants_is_noticed(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt = tiny.prompt(30, seed=3)
-    longest = prefix_cache._longest
-
-    def of_any(tokens: list[int], tenant: str, rows: Any) -> tuple[Any, int]:
-        return max((longest(tokens, name, rows) for name in "ab"), key=lambda pair: pair[1])
-
-    monkeypatch.setattr(prefix_cache, "_longest", of_any)
-    with plain.with_limits(3) as pool:
-        assert [read_of(pool, prompt, tenant=name) for name in "ab"] == [0, 29]
 
 
 TRUE_PREFIX, TRUE_SELECT = SequenceCache.prefix, TreeSession.select_rows
