@@ -1,5 +1,6 @@
 """The prefill: prompts are read in chunks between the steps of running sequences."""
 
+import sys
 import time
 from collections import abc
 from collections.abc import Mapping
@@ -110,14 +111,14 @@ def portions(
     like one before it waits, as the prefix cache will have its beginning.
     """
     parts: list[tuple[PrefillJob, int]] = []
-    room = chunk
+    room = sys.maxsize if chunk is None else chunk
     for number, job in enumerate(jobs):
         if room == 0:
             break
         if chunk is None or not any(job.begins_like(other) for other in jobs[:number]):
             job.join(session)
-            count = len(job.left) if room is None else min(room, len(job.left))
-            room = None if room is None else room - count
+            count = min(room, len(job.left))
+            room -= count
             parts.append((job, count))
     return parts
 

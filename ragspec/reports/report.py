@@ -263,10 +263,8 @@ class Report:
 
 
 # Numbers, and mappings to numbers, that add up over the calls of one text.
-_ADDED = (
-    *("tokens", "prefill_tokens", "forwards", "prefill_forwards", "steps"),
-    *("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_seconds"),
-)
+_ADDED = ["tokens", "prefill_tokens", "forwards", "prefill_forwards", "steps", "decode_seconds"]
+_ADDED += ["accepted_prediction_tokens", "rejected_prediction_tokens"]
 _MERGED = ("drafted_by_source", "accepted_by_source", "milliseconds", "budget_sizes", "faults")
 
 

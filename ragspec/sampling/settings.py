@@ -25,31 +25,14 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "no_repeat_ngram_size": (0, 1 << 20, True),
     "min_new_tokens": (0, 1 << 31, True),
 }
-# Settings that the engine cannot apply, and their values that ask for nothing. Guidance runs the
-# model once more for every token; a watermark comes after the filters.
-_REFUSED: dict[str, tuple[object, ...]] = {
-    "guidance_scale": (None, 1),
-    "watermarking_config": (None,),
-    "dola_layers": (None,),
-    "constraints": (None,),
-    "force_words_ids": (None,),
-    "token_healing": (None, False),
-    "max_time": (None,),
-    "assistant_ensemble_weight": (None,),
-}
+# Settings that the engine cannot apply, with the value beside None that asks for nothing. Guidance
+# runs the model once more for every token; a watermark comes after the filters.
+_REFUSED: dict[str, object] = {"guidance_scale": 1, "watermarking_config": None}
+_REFUSED |= {"dola_layers": None, "constraints": None, "force_words_ids": None}
+_REFUSED |= {"token_healing": False, "max_time": None, "assistant_ensemble_weight": None}
 # Those that choose among tokens, which a Sampling of the caller replaces.
-_SEARCHES: dict[str, tuple[object, ...]] = {
-    "num_beams": (None, 1),
-    "num_beam_groups": (None, 1),
-    "diversity_penalty": (None, 0),
-    "penalty_alpha": (None, 0),
-}
-_FILTERS: dict[str, tuple[object, ...]] = {
-    "typical_p": (None, 1),
-    "epsilon_cutoff": (None, 0),
-    "eta_cutoff": (None, 0),
-    "top_h": (None,),
-}
+_SEARCHES = {"num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0, "penalty_alpha": 0}
+_FILTERS = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}
 _TOP_K = 50  # of transformers, where a config that samples names none
 
 
@@ -185,10 +168,10 @@ class Sampling:
         return replace(self, **unset) if unset else self
 
 
-def _refuse(config: object, settings: Mapping[str, tuple[object, ...]], otherwise: str) -> None:
+def _refuse(config: object, settings: Mapping[str, object], otherwise: str) -> None:
     """Raise SamplingError for settings of a config that the engine cannot apply."""
-    for name, none in settings.items():
-        if (value := getattr(config, name, None)) not in none:
+    for name, off in settings.items():
+        if (value := getattr(config, name, None)) not in (None, off):
             raise SamplingError(
                 f"the generation config has {name}={value!r}, which the engine cannot apply; "
                 "expected none of it. Use model.generate for it, with ragspec.bridge where that "
