@@ -1,4 +1,4 @@
-"""Names that lead somewhere, and packages that are not installed."""
+"""Optional packages: each extra is declared, and errors name it."""
 
 import ast
 import re
@@ -41,7 +41,7 @@ def distribution(module: str) -> str:
     return DISTRIBUTIONS.get(module, module.replace("_", "-"))
 
 
-def test_every_extra_that_is_named_brings_its_package() -> None:
+def test_every_extra_declares_its_packages() -> None:
     extras = declared()
     for package, extra in EXTRAS.items():
         assert distribution(package) in extras[extra], package
@@ -68,16 +68,16 @@ def test_every_import_of_the_library_is_declared() -> None:
 UNNAMED = {"tqdm", "pydantic", "pydantic_core", "starlette", "sse_starlette", "httpx"}
 
 
-def test_a_missing_package_is_said_with_the_extra_that_brings_it() -> None:
+def test_errors_name_the_extra_of_a_missing_package() -> None:
     result = for_extra(ModuleNotFoundError("no", name="diffusers.utils"))
     assert isinstance(result, MissingExtraError)
     assert "pip install 'ragspec[images]'" in str(result)
-    other = ModuleNotFoundError("no", name="somebody")
+    other = ModuleNotFoundError("no", name="unknown")
     assert for_extra(other) is other
     assert for_extra(ModuleNotFoundError("no")) is not None
 
 
-def test_the_door_and_the_command_line_say_it(
+def test_lazy_exports_and_the_command_line_name_the_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "toy_room", type(sys)("toy_room"))

@@ -36,7 +36,7 @@ def test_the_image_folder_is_small_and_as_its_card_says() -> None:
     assert sum(path.stat().st_size for path in files) <= 13e6
     card = (IMAGES / "README.md").read_text()
     sums = module("image_export").checksums(IMAGES)
-    ours = ("tokenizer", "emoji", "tiles")  # models of latents come with cards of their own
+    ours = ("tokenizer", "emoji", "tiles")  # models of latents have other cards
     parts = ("tokenizer", "target", "draft")
     built_here = {
         name: sha
@@ -51,7 +51,7 @@ def test_the_image_folder_is_small_and_as_its_card_says() -> None:
 
 
 @pytest.mark.parametrize("kind", ["emoji", "tiles"])
-def test_the_draft_knows_the_target(kind: str) -> None:
+def test_the_draft_model_agrees_with_the_target(kind: str) -> None:
     sheet = module("image_sheet")
     llamagen = module("ragspec.visual.models.llamagen").LlamaGenModel
     models = [
@@ -66,7 +66,7 @@ def test_the_draft_knows_the_target(kind: str) -> None:
     assert sheet.agreement(*models, inputs[:16], codes)["overlap"] > 0.3
 
 
-def test_the_tokenizer_keeps_pictures(shared: Path) -> None:
+def test_the_tokenizer_reconstructs_pictures(shared: Path) -> None:
     data, script = module("image_data"), module("image_tokenizer")
     tokenizer = VQTokenizer.from_pretrained(IMAGES / "tokenizer")
     sets = [data.read_pictures(shared, kind) for kind in data.SETS]
@@ -134,6 +134,6 @@ def test_the_masked_model_is_as_its_card_says() -> None:
     assert f"{sum(each.numel() for each in pipe.model.parameters()):,} parameters" in card
     pictures = pipe(class_labels=["dngn/water", "dngn/wall"] * 2, seed=0, output_type="pt")
     water, wall = pictures.images[::2], pictures.images[1::2]
-    assert float(wall.mean()) != pytest.approx(float(water.mean()), abs=0.02), "classes are told"
+    assert float(wall.mean()) != pytest.approx(float(water.mean()), abs=0.02), "classes differ"
     spread = pictures.latents.flatten(0, 2).std(0)
     assert float(spread.min()) > 0.05, "neither a constant nor one colour"

@@ -1,4 +1,4 @@
-"""Tiny random models of many architectures, and what the probe must say of each.
+"""Tiny random models of many architectures, and the expected verdict of the probe on each.
 
 Two layers (more where the pattern of layers needs them), 32 wide, 97 tokens: enough for equality
 of logits and tokens, never for speed. Windows and chunks are 8, so that short prompts cross them.
@@ -20,7 +20,7 @@ COMMON: dict[str, Any] = {
     "num_key_value_heads": 2,
     "intermediate_size": 48,
     "max_position_embeddings": 256,
-    "initializer_range": 0.3,  # the usual 0.02 gives nearly flat laws
+    "initializer_range": 0.3,  # the usual 0.02 gives nearly flat distributions
     "bos_token_id": VOCAB - 1,
     "eos_token_id": None,  # every text has its full length
     "pad_token_id": VOCAB - 1,
@@ -137,9 +137,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def build(name: str, dtype: torch.dtype | None = None, seed: int = 0) -> Any:
-    """Return the model in eval mode, in float64 (routed experts: float32) unless told otherwise.
+    """Return the model in eval mode, in float64 (routed experts: float32) by default.
 
-    The same object for equal calls: whoever changes it must work on `copy.deepcopy`.
+    Equal calls return the same object. To change it, copy it with `copy.deepcopy`.
     """
     exact = torch.float32 if ARCHITECTURES[name].experts else torch.float64
     return _build(name, dtype or exact, seed)

@@ -1,4 +1,4 @@
-"""Every causal model type of the installed transformers, made tiny and put to the test.
+"""A check of every causal model type of the installed transformers, with a tiny model of each.
 
 Its test runs a few; `python -m pytest --slow tests/support` runs all, with every new release of
 transformers. A type that cannot be built needs a line in `OF_MODEL`.
@@ -25,7 +25,7 @@ BUDGET = 9
 MOST_WEIGHTS = 100_000  # of one tensor of a model that counts as tiny
 MOST_LAYERS = 6
 
-# What a configuration calls its sizes, by the size that is given to it.
+# The names of sizes in configurations, by the value that they get.
 _SIZES: tuple[tuple[Any, str], ...] = (
     (VOCAB, "vocab_size vocab_size_per_layer_input unpadded_vocab_size"),
     (VOCAB - 1, "bos_token_id pad_token_id"),
@@ -177,7 +177,7 @@ OF_MODEL: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one model type.
+    """The result of one model type.
 
     mode: "tree", "chain", "refused", or "not built". reason: why not trees. plain: whether
     our plain greedy text is that of transformers' `generate`. drafted: whether drafts left it as
@@ -198,7 +198,7 @@ class Finding:
 
 
 class NotBuilt(Exception):
-    """A model type that could not be made tiny, or whose own `generate` fails."""
+    """A model type without a tiny model, or with a `generate` that fails."""
 
 
 def model_types() -> list[str]:
@@ -209,7 +209,7 @@ def model_types() -> list[str]:
 
 
 def examine(model_type: str) -> Finding:
-    """Return what becomes of a type."""
+    """Return the finding of a type."""
     try:
         model = build(model_type)
         texts = [_text(n) for n in TEXTS]
@@ -250,7 +250,7 @@ def build(model_type: str) -> Any:
             _stir(instance)
     except NotBuilt:
         raise
-    except Exception as error:  # whatever a configuration of another time may raise
+    except Exception as error:  # an outdated configuration may raise any
         raise NotBuilt(f"{type(error).__name__}: {error}") from error
     model = instance.eval()
     try:
@@ -326,7 +326,7 @@ def _expect_tiny(model: Any) -> None:
 
 
 def _stir(model: Any) -> None:
-    """Give random values to weights that are made all alike, lest what they do stays hidden."""
+    """Add random values to weights that are all equal, so that each affects the logits."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.is_floating_point() and weight.numel() and weight.std(correction=0) == 0:
@@ -340,8 +340,8 @@ def _text(length: int) -> list[int]:
 
 
 def _greedy(model: Any, text: list[int]) -> list[int]:
-    """Return what transformers' own plain decoding writes. Raises NotBuilt."""
+    """Return the greedy text of transformers. Raises NotBuilt."""
     try:
         return tiny.greedy(model, text, NEW)
-    except Exception as error:  # the model's own affair
+    except Exception as error:  # any error of the model's code
         raise NotBuilt(f"its own generate fails: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Functions that do their work, and note their calls, fail at some of them or depend on all."""
+"""Wrappers that record calls or fail at some, and a processor that depends on all its calls."""
 
 from collections.abc import Callable
 from itertools import count
@@ -40,7 +40,7 @@ def failing(
 
 
 class StatefulProcessor:
-    """A processor whose favourite depends on how often it was called, and on all that it saw."""
+    """A processor whose favourite token depends on the number of calls and on their ids."""
 
     def __init__(self) -> None:
         self.calls: list[list[list[int]]] = []

@@ -1,4 +1,4 @@
-"""A tiny chat model, what it answers alone, and passages: what the tests of hosts share."""
+"""A tiny chat model, its plain answers, and passages, for the tests of hosts."""
 
 from functools import cache
 from typing import Any
@@ -20,7 +20,7 @@ def engine(drafter: Any = "context") -> Engine:
 
 
 def alone(*turns: tuple[str, str], **options: Any) -> Any:
-    """Return what plain decoding gives for a conversation in the chat template."""
+    """Return the text of plain decoding for a conversation in the chat template."""
     messages = [{"role": role, "content": content} for role, content in turns]
     options.setdefault("max_new_tokens", NEW)
     return engine(None).generate(messages, options.pop("sampling", None), **options)

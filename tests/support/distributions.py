@@ -1,7 +1,7 @@
-"""A target and a draft model that are nothing but random laws, and what rules make of them.
+"""A target and a draft model of random distributions, and the output of rules over them.
 
-Small enough that the law of everything a rule can write is known, to be compared with what
-enumeration or many samples give.
+They are small, so that the exact distribution of all outputs is known. Tests compare it with
+enumeration or with many samples.
 """
 
 import itertools
@@ -22,10 +22,10 @@ Grow = Callable[["Distributions", NoiseStream, Tokens], DraftTree]
 
 @dataclass(frozen=True)
 class Distributions:
-    """A tiny target and draft model: random laws that depend on all tokens so far.
+    """A tiny target and draft model: random distributions that depend on all tokens so far.
 
-    alike: 1 makes draft and target agree, 0 leaves them unrelated. zeros: each law lacks about
-    one token of V, as after top-k. greedy: the target's law is its mode alone. end: the token
+    alike: 1 makes draft and target agree, 0 leaves them unrelated. zeros: each distribution lacks
+    about one token of V, as after top-k. greedy: the target's is its mode alone. end: the token
     that ends a text; after it both models know of nothing else.
     """
 
@@ -89,7 +89,7 @@ class Distributions:
     def deviation(
         self, rule: Rule, grow: Grow, length: int, steps: int = 1, reuse: bool = False
     ) -> float:
-        """Return how far the output's exact law lies from the target's, as a total variation."""
+        """Return the total variation between the exact distributions of output and target."""
         outcomes = self.outcomes(rule, grow, steps, reuse)
         assert abs(sum(outcomes.values()) - 1.0) < 1e-12
         return self.variation(outcomes, length)
@@ -110,10 +110,10 @@ class Distributions:
         return self.variation(dict(outcomes), length), float(bound)
 
     def variation(self, outcomes: Outcomes, length: int) -> float:
-        """Return the total variation between the first `length` tokens and the target's own law.
+        """Return the total variation of the first `length` tokens from the target's.
 
-        Shorter outcomes go on by the target's law. Also asserts that no run, be its probability
-        zero, emitted a token that the target forbids.
+        Shorter outcomes continue by the target's distribution. Also asserts that no run, even of
+        probability 0, emitted a token that the target forbids.
         """
         result = np.zeros((self.vocab,) * length)
         expected = np.zeros_like(result)
@@ -136,7 +136,7 @@ class Distributions:
 
 @dataclass
 class DistributionTarget:
-    """A target of which only the laws exist; implements TargetView for one tree."""
+    """A target of distributions alone; implements TargetView for one tree."""
 
     distributions: Distributions
     tree: DraftTree
@@ -165,7 +165,7 @@ class DistributionTarget:
 
 
 def texts(tree: DraftTree) -> dict[int, Tokens]:
-    """Return the tokens from the root down to each node, the root's own being none."""
+    """Return the tokens from the root down to each node, none for the root."""
     record: dict[int, Tokens] = {ROOT: ()}
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         record[node] = (*record[int(parent)], int(token))
@@ -182,7 +182,7 @@ class Place:
 
 
 Draw = Callable[[NoiseStream, Place, torch.Tensor, int], list[int]]
-"""Noise, place, law q [V], number of children -> their tokens in the order of the draws."""
+"""Noise, place, distribution q [V], number of children -> their tokens in drawing order."""
 
 
 def draw_independent(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:

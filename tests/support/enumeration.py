@@ -1,11 +1,11 @@
-"""Exact enumeration: the law of a rule's output, computed from every outcome of every draw.
+"""Exact enumeration: the distribution of a rule's output, from every outcome of every draw.
 
 The code under test runs unchanged. Only its noise differs: a uniform number is an interval that
 is cut in two where the code compares it, Gumbel noise waits for the weights it is added to. Each
-undecided answer is a branch, every branch is run, and the weights of the runs are the law.
+undecided answer is a branch. Every branch is run; the weights of the runs are the distribution.
 
 The noise also refuses to serve one value twice. A rule that passes draws only independent
-numbers, in one step and across steps, so that real noise gives it the law computed here.
+numbers, in one step and across steps, so that real noise gives it this distribution.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from ragspec.trees.draft_tree import DraftTree
 from tests.support.pretend import Pretend
 from tests.support.pretend_record import Cause, Record
 
-_BEGUN = 2  # steps in which laws and shapes are new
+_BEGUN = 2  # steps in which distributions and shapes are new
 _NEW = 6
 
 
@@ -37,9 +37,9 @@ class Steps:
 
 
 class Bushes(Drafter, DraftSession):
-    """Drafts a tree of one size whatever the text is: what is right of it is by chance.
+    """Drafts a tree of one size with random tokens, so that few of them are accepted.
 
-    The first nodes are children of the root with the likeliest tokens that the drafter is told of.
+    The first nine nodes are children of the root.
     """
 
     name = "bushes"

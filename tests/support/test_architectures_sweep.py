@@ -7,7 +7,7 @@ from tests.support.architectures_sweep import examine, model_types
 
 SHARE = 0.1  # of the types that may be beyond what the sweep can build
 
-# What was refused, wrong or slow once and need not have been.
+# Types that earlier versions refused, decoded wrongly or slowly.
 MODES = {
     "arcee": "tree",
     "bart": "chain",  # its last token is forced; it counts positions itself, as the next ones do
@@ -28,7 +28,7 @@ MODES = {
     "glm_moe_dsa": "chain",  # its cache holds an index
     "openai-gpt": "refused",
     "moshi": "refused",
-    "zamba2": "refused",  # its single steps say something else than its forwards over several
+    "zamba2": "refused",  # its single steps differ from its forwards over several tokens
 }
 
 
@@ -40,7 +40,7 @@ def test_types_outside_the_list_of_architectures(model_type: str) -> None:
     assert result.accepted > 0 or result.mode == "refused"
 
 
-def test_what_is_not_tiny_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_are_not_tiny_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "MOST_WEIGHTS", 100)
     result = examine("arcee")
     assert result.mode == "not built"

@@ -1,4 +1,4 @@
-"""LangChain over a tiny chat model: its own ways of calling give the engine's text."""
+"""LangChain over a tiny chat model: all of its calls give the engine's text."""
 
 import asyncio
 from typing import Any
@@ -53,7 +53,7 @@ def test_a_stream_adds_up_to_the_message_with_its_figures() -> None:
     assert {k: v for k, v in whole.response_metadata.items() if k != "seed"} == counts
 
 
-def test_a_stream_that_is_left_frees_its_place() -> None:
+def test_closing_a_stream_frees_its_row() -> None:
     llm = chat(engine=chatting.engine().with_limits(1), max_tokens=400)
     stream = llm.stream(REQUESTS)
     next(stream)

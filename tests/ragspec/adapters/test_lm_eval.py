@@ -48,7 +48,7 @@ def test_speculative_and_plain_generations_are_identical(settings: dict[str, Any
     assert len(set(result)) > 1
 
 
-def test_greedy_generations_are_those_of_lm_evals_its_model() -> None:
+def test_greedy_generations_equal_those_of_hflm() -> None:
     stops = {**GREEDY, "until": ["e", "\n"]}
     request = requests("generate_until", *((text, s) for text in CONTEXTS for s in (GREEDY, stops)))
     result = model().generate_until(request, disable_tqdm=True)
@@ -56,7 +56,7 @@ def test_greedy_generations_are_those_of_lm_evals_its_model() -> None:
     assert not any("e" in text for text in result[1::2])
 
 
-def test_repeats_of_a_sampled_request_are_not_the_same_text() -> None:
+def test_repeats_of_a_sampled_request_get_different_texts() -> None:
     request = requests("generate_until", *((CONTEXTS[0], SAMPLED) for _ in range(4)))
     result = model().generate_until(request, disable_tqdm=True)
     assert len(set(result)) == 4

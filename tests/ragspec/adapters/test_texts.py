@@ -21,14 +21,14 @@ def take(known: KnownTexts, *texts: np.ndarray) -> list[HostText]:
     return known.refresh((text, []) for text in texts)
 
 
-def test_the_whole_text_decides_and_not_its_ending() -> None:
+def test_texts_with_equal_endings_have_different_sessions() -> None:
     known = texts()
     one, other = take(known, ids(7, *ENDING), ids(8, *ENDING))
     again = take(known, ids(8, *ENDING), ids(7, *ENDING))
     assert again[0] is other and again[1] is one
 
 
-def test_texts_that_say_the_same_have_a_session_each() -> None:
+def test_equal_texts_have_a_session_each() -> None:
     known = texts()
     pair = take(known, ids(*ENDING), ids(*ENDING))
     assert pair[0] is not pair[1]
@@ -37,14 +37,14 @@ def test_texts_that_say_the_same_have_a_session_each() -> None:
     assert third not in pair
 
 
-def test_a_text_is_detected_by_what_it_says_now() -> None:
+def test_a_text_is_identified_by_its_current_tokens() -> None:
     known = texts()
     (text,) = known.refresh([(ids(1, 2), [3])])
     before, after = take(known, ids(1, 2), ids(1, 2, 3))
     assert before is not text and after is text
 
 
-def test_the_longest_unasked_goes_first() -> None:
+def test_the_least_recently_used_session_is_dropped_first() -> None:
     known = texts(idle=2)
     instance = [take(known, ids(number))[0] for number in range(3)]
     take(known)

@@ -92,7 +92,7 @@ def decode(instance: TreeCorpus, count: int, seed: int = 0, retract: float = 0.0
     return steps
 
 
-def test_requests_are_followed_whatever_their_order_and_company() -> None:
+def test_drafts_do_not_depend_on_other_requests_or_their_order() -> None:
     together, alone = decode(corpus(), 6), decode(corpus(), 6, seed=3)
     assert together == alone
     assert sum(together) < 6 * 80 / 2
@@ -102,14 +102,14 @@ def test_requests_that_were_forgotten_are_read_again_as_a_whole() -> None:
     assert sum(decode(corpus(), 6, retract=0.3)) < 6 * 80 / 2
 
 
-def test_a_name_that_comes_back_with_another_text_is_another_text() -> None:
+def test_a_request_id_with_another_text_is_read_again() -> None:
     instance = corpus()
     instance.batch_get(["a"], [[1, 2, 3, 1, 2]], [5])
     ((tokens, _),) = rows(instance.batch_get(["a"], [[7, 8, 9, 7, 8, 9, 7]], [7]))
     assert tokens[:3].tolist() == [7, 8, 9]
 
 
-def test_nothing_that_one_request_wrote_is_drafted_for_another() -> None:
+def test_requests_share_no_drafts() -> None:
     instance, secret = corpus(), list(range(50, 70))
     instance.batch_get(["a"], [secret], [20])
     instance.batch_put([secret])
@@ -118,7 +118,7 @@ def test_nothing_that_one_request_wrote_is_drafted_for_another() -> None:
     assert not set(tokens[1:].tolist()) & set(secret)
 
 
-def test_texts_that_a_server_loads_are_refused_with_what_serves_them() -> None:
+def test_external_corpora_are_refused_with_a_remedy() -> None:
     instance = corpus()
     assert instance.remaining_token_budget == 0 and not instance.list_external_corpora()
     with pytest.raises(InputError, match=r"ragspec store build.*register"):

@@ -40,7 +40,7 @@ def host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("drafter", ["auto", "context", "hierarchy", "suffix", "lookup"])
-def test_drafts_spare_steps_with_rows_that_move_and_share_their_prompts(
+def test_drafts_save_steps_when_rows_move_and_share_prompts(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proposer, request = Proposer(config(drafter=drafter)), requests(6)
@@ -60,14 +60,14 @@ def texts_of(proposer: Proposer, monkeypatch: pytest.MonkeyPatch) -> list[HostTe
     return opened
 
 
-def test_texts_that_stop_and_come_back_are_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_texts_keep_their_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     proposer, request = Proposer(config()), requests(8)
     opened = texts_of(proposer, monkeypatch)
     drive(proposer, request, rows=4, preempt=0.4)
     assert len(opened) == 8
 
 
-def test_neither_order_nor_company_moves_a_draft() -> None:
+def test_drafts_do_not_depend_on_other_rows_or_their_order() -> None:
     alone = requests(6, shared=3)
     for each in alone:
         drive(Proposer(config()), [each])
@@ -190,7 +190,7 @@ def test_no_vllm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         Proposer(config())
 
 
-def test_a_text_learns_from_what_the_host_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_learns_from_the_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = host_text.host_drafter(host_text.HostOptions(drafter="context"))
     text = HostText(drafter, [1, 2, 3, 4, 1, 2], VOCAB)
     tree = text.draft(4, 50)

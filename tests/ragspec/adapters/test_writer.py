@@ -46,8 +46,8 @@ def test_samples_are_those_of_the_engine() -> None:
     assert len({text.text for text in result}) == 3
 
 
-def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() -> None:
-    """The document is what the model will say, so that nearly all of it is accepted."""
+def test_documents_outside_the_prompt_are_drafted_from_and_cited() -> None:
+    """The document is the model's answer, so that nearly all drafts are accepted."""
     writer = HostWriter(engine=Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
     plain = writer.write(writer.chat(REQUESTS, request(ignore_eos=True)))[0]
     said = [(plain.text, 1.0, {"source": "answer.txt"})]
@@ -72,7 +72,7 @@ def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
     assert [text.document for text in job.options["texts"] or ()] == [1]
 
 
-def test_what_a_tool_said_is_a_text_where_the_template_leaves_it_out() -> None:
+def test_tool_results_that_the_template_leaves_out_are_drafted_from() -> None:
     record = {"role": "tool", "content": "the Rhine is long"}
     display = HostWriter(engine=chatting.engine()).chat([*REQUESTS, record], request())
     assert "the Rhine is long" in display.prompt.text
@@ -109,7 +109,7 @@ def test_arguments_of_tool_calls_are_mappings_in_the_template() -> None:
         ([{"role": "user", "content": [{"type": "image_url"}]}], "reads text"),
     ],
 )
-def test_messages_that_are_none_are_refused(messages: Any, error: str) -> None:
+def test_invalid_messages_are_refused(messages: Any, error: str) -> None:
     with pytest.raises(InputError, match=error):
         HostWriter(engine=chatting.engine()).chat(messages, request())
 
@@ -126,7 +126,7 @@ def test_a_model_without_a_template_is_refused_unless_one_is_passed() -> None:
         )
 
 
-def test_models_that_contradict_themselves_are_refused() -> None:
+def test_contradicting_arguments_are_refused() -> None:
     engine = chatting.engine()
     wrong: dict[str, dict[str, Any]] = {
         "got neither of model and engine": {},
@@ -172,7 +172,7 @@ def test_settings_by_the_names_of_hosts() -> None:
         (5, "got the settings 5; expected a mapping"),
     ],
 )
-def test_settings_that_are_none_are_refused(inputs: Any, error: str) -> None:
+def test_invalid_settings_are_refused(inputs: Any, error: str) -> None:
     with pytest.raises(InputError, match=error):
         read_settings(inputs)
 
@@ -187,7 +187,7 @@ def test_log_probabilities_have_the_usual_names() -> None:
     assert message[0]["logprob"] == message[0]["top_logprobs"][0]["logprob"]  # greedy
 
 
-def test_passages_keep_their_place_on_the_variant_to_a_host_and_back() -> None:
+def test_passages_keep_their_place_as_documents_of_a_host() -> None:
     hit = chatting.index().search("Where does an oak stand?", 1)[0]
     back = hits_of([(hit.passage.text, hit.score, facts_of(hit))])[0]
     assert back.document.name == hit.document.name

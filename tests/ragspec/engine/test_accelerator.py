@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # of steps not
 NEW = 8
 BUDGET = 8
 PROMPTS = identities.PROMPTS[:2]
-TIMED = ("rasd", "auto", "fused")  # what they draft hangs on what their sources took
+TIMED = ("rasd", "auto", "fused")  # their drafts depend on measured times
 INPUTS: dict[str, Any] = {"max_new_tokens": NEW, "ignore_eos": True}
 SETTINGS = {
     "greedy": Sampling(seed=3),
@@ -89,7 +89,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> CorpusIndex:
 
 
 def written(engine: Engine, sampling: Sampling, **options: Any) -> list[Generation]:
-    """Return what is written after the prompts: of each text its tokens and log-probabilities."""
+    """Return the generations of the prompts."""
     results = flat(engine.generate(PROMPTS, sampling, **(INPUTS | options)))
     assert not any(each.report.faults for each in results)
     return results
@@ -100,7 +100,7 @@ def tokens(results: Sequence[Any]) -> list[list[int]]:
 
 
 def steps(results: Sequence[Any]) -> list[list[list[int]]]:
-    """Return which tokens each draft had, and which of them were accepted."""
+    """Return the tokens of each draft, and its accepted nodes."""
     return [[[*step.tree.tokens.tolist(), -1, *step.path] for step in r.steps] for r in results]
 
 
@@ -241,8 +241,10 @@ CEILINGS = {
 
 
 @pytest.mark.parametrize(("nodes", "rows", "name"), CEILINGS)
-def test_no_step_waits_more_often_than_it_did(nodes: int, rows: int, name: str) -> None:
-    """Of those that have no fixed shape."""
+def test_steps_wait_for_the_device_at_most_as_often_as_listed(
+    nodes: int, rows: int, name: str
+) -> None:
+    """For steps without fixed shapes."""
     prompts = [tiny.prompt(9, seed=seed) for seed in range(rows)]
     with Pretend() as device:
         drafter = Bushes(nodes, tiny.VOCAB) if nodes else None

@@ -78,7 +78,9 @@ def test_a_seed_is_sampled_and_reported(plain: Engine) -> None:
 
 
 @pytest.mark.parametrize("new", [1, 2, 7, 30])
-def test_the_exact_number_of_tokens(new: int, model: Any, plain: Engine) -> None:
+def test_a_text_has_max_new_tokens_tokens_whatever_is_drafted(
+    new: int, model: Any, plain: Engine
+) -> None:
     whole = plain.generate(PROMPTS[1], max_new_tokens=30).tokens
     drafter = NoisyTrees({tuple(PROMPTS[1]): whole}, spoiled=0.0)
     result = Engine(model, drafter=drafter, budget=27).generate(PROMPTS[1], max_new_tokens=new)
@@ -111,7 +113,7 @@ class _Rooted(CausalTarget):
         return super().forward(tokens % self.vocab_size, *rest)
 
 
-def test_a_ready_target_is_taken_as_it_is(model: Any, plain: Engine) -> None:
+def test_an_engine_uses_a_target_unchanged(model: Any, plain: Engine) -> None:
     target = _Rooted(model)
     engine = Engine(target, None, budget=8)
     assert engine.target is target
@@ -226,8 +228,8 @@ def test_a_model_quantised_after_opening_is_probed_again(monkeypatch: pytest.Mon
     assert probes.call_count == first + 2 and engine.target.packs
 
 
-def test_copies_of_an_engine_work_apart() -> None:
-    plain = Engine(tiny.model("llama", seed=7), None, None)  # others may leave hooks in theirs
+def test_copies_of_an_engine_have_separate_callbacks() -> None:
+    plain = Engine(tiny.model("llama", seed=7), None, None)  # a model without hooks of other tests
     expected = plain.generate(PROMPTS[0], max_new_tokens=5).tokens
     copies = [copy.copy(plain), copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))]
     assert [each.model is plain.model for each in copies] == [True, False, False]
@@ -252,7 +254,7 @@ def test_wrong_arguments_are_named_before_a_model_is_loaded(model: Any) -> None:
         Engine(model, "x")
 
 
-def test_finished_texts_are_reported_until_that_is_ended(plain: Engine) -> None:
+def test_on_finish_reports_texts_until_it_is_unsubscribed(plain: Engine) -> None:
     message: list[Generation] = []
     twice = [plain.on_finish(message.append) for _ in range(2)]
     result = plain.generate(PROMPTS[:2], Sampling(temperature=0.8, n=2, seed=1), max_new_tokens=5)

@@ -1,4 +1,4 @@
-"""What a handle of a request reports, streams and releases."""
+"""The handle of a request: its steps, its result, its callbacks, and what it releases."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_steps_are_reported_as_they_are_taken(plain: Engine) -> None:
     assert list(handle) == [] and handle.result(timeout=1).text == tiny.tokenizer().decode(tokens)
 
 
-def test_a_timeout_is_a_typed_error_and_the_text_goes_on(plain: Engine) -> None:
+def test_a_timeout_of_result_leaves_the_text_running(plain: Engine) -> None:
     with plain.with_limits(8) as pool:
         handle = pool.submit("a tree", max_new_tokens=200, ignore_eos=True)
         with pytest.raises(ResultTimeoutError, match="has not ended in 0 s; wait, or cancel"):
@@ -36,7 +36,7 @@ def test_a_timeout_is_a_typed_error_and_the_text_goes_on(plain: Engine) -> None:
         assert len(handle.result().tokens) == 200
 
 
-def test_an_interpreter_may_end_while_texts_are_written() -> None:
+def test_the_interpreter_exits_cleanly_while_texts_are_written() -> None:
     code = (
         "from ragspec import Engine\n"
         "engine = Engine.from_pretrained('starter', drafter=None)\n"

@@ -1,4 +1,4 @@
-"""Random interleavings of requests, steps and faults: every text is the one that it is alone."""
+"""Random interleavings of requests, steps and faults: texts equal those of requests alone."""
 
 import random
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ CASES = 60  # 700 for each drafter with --slow
 
 @dataclass
 class Case:
-    """A text that was asked for, and whether it may fail."""
+    """A request, and whether it may fail."""
 
     number: int
     handle: RequestHandle
@@ -82,7 +82,7 @@ class Run:
         self.cases.append(Case(number, self.engine.add(request, self.owner), fails))
 
     def settle(self) -> None:
-        """Check the texts that have ended, and go on with those that paused."""
+        """Check the texts that have ended, and resume those that paused."""
         for case in [case for case in self.cases if case.handle.done]:
             self.cases.remove(case)
             query = self.queries[case.number]
@@ -125,7 +125,7 @@ def test_texts_are_those_alone_in_any_interleaving(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Forwards fail, and memory ends, now and then."""
+    """Some forwards fail or lack memory."""
     true, faults = CausalTarget.forward, random.Random(7)
     errors = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("an accident")]
     may_fail = [False]

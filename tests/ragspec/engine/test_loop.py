@@ -1,4 +1,4 @@
-"""The one loop: rows that end at their own time, and mutants that must not go unnoticed."""
+"""The loop: rows that end independently, steps launched ahead, and mutants that tests detect."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_each_row_opens_its_rule(model: Any, drafted: Engine, expected: list[lis
         assert result.report.tv_excess == 0.5 * (len(figures) - 1) / len(figures)  # less prefill
 
 
-def test_steps_add_up_to_the_text_of_their_row_in_every_part(model: Any, drafted: Engine) -> None:
+def test_steps_of_each_row_join_to_its_text(model: Any, drafted: Engine) -> None:
     narrow = Engine(model, drafter=None, max_batch_size=2)
     known: defaultdict[int, list[int]] = defaultdict(list)
 
@@ -148,7 +148,7 @@ def test_a_criterion_inside_a_draft_cuts_its_step(count: int, model: Any, plain:
     result, reference = (using.generate(PROMPTS[0], **options) for using in (engine, plain))
     last = result.steps[-1]
     judged = rule.opened[0].last
-    assert len(judged.path) + 1 > len(last.tokens)  # the text ends inside what was accepted
+    assert len(judged.path) + 1 > len(last.tokens)  # the text ends inside the accepted nodes
     assert result.tokens == reference.tokens == whole[:count]
     assert result.finish_reason == "stop"
     assert [scored.token for scored in result.logprobs] == result.tokens
@@ -171,7 +171,7 @@ def static(target: CausalTarget, drafted: Engine) -> Engine:
 
 
 def ended(handle: RequestHandle) -> tuple[list[int], BaseException | None]:
-    """Return all tokens that a caller was handed, and what ended the text."""
+    """Return all tokens that a caller received, and the error that ended the text."""
     results: list[int] = []
     with contextlib.suppress(ZeroDivisionError):
         for step in handle:
@@ -181,7 +181,7 @@ def ended(handle: RequestHandle) -> tuple[list[int], BaseException | None]:
 
 @pytest.fixture
 def message(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note when forwards are launched, settle and are abandoned."""
+    """Record when forwards are launched, settle and are discarded."""
     results: list[str] = []
     for name in ("launch", "settle", "discard_uncommitted"):
         noting = noted(getattr(StaticSession, name), results, lambda *_, name=name: name)
@@ -189,7 +189,7 @@ def message(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return results
 
 
-def test_a_forward_is_under_variant_while_tokens_are_handed_on(
+def test_the_next_forward_runs_while_callbacks_get_tokens(
     static: Engine, expected: list[list[int]], message: list[str]
 ) -> None:
     known: list[list[str]] = []
@@ -202,15 +202,15 @@ def test_a_forward_is_under_variant_while_tokens_are_handed_on(
     options: Any = {"max_new_tokens": NEW, "ignore_eos": True, "on_step": on_step}
     result = static.generate(PROMPTS[0], replace(SAMPLED, seed=3), **options)
     assert result.tokens == expected[0]
-    assert known[0][-1] == "launch", "the prompt is read, the first step on its way"
+    assert known[0][-1] == "launch", "the prompt is read, and the first step runs"
     assert all(each == ["settle", "launch"] for each in known[1:-1])
     assert known[-1] == ["settle"], "nothing is launched for texts that have ended"
 
 
-def test_rows_that_leave_take_their_forward_back(
+def test_a_row_that_leaves_discards_the_forward_launched_ahead(
     static: Engine, expected: list[list[int]], message: list[str]
 ) -> None:
-    """Callers that leave or raise do so while a forward is under way, at any time."""
+    """Callers leave or raise at any time, while a forward runs."""
     rng = random.Random(0)
     with static.with_limits(4) as pool:
         for _ in range(5):
@@ -227,19 +227,21 @@ def test_rows_that_leave_take_their_forward_back(
     assert "discard_uncommitted" in message
 
 
-def test_faults_ahead_lose_no_token(target: CausalTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_a_forward_launched_ahead_loses_no_token(
+    target: CausalTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Engine(target, drafter=None)
     whole = engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens
     launch, known = StaticSession.launch, list[int]()
 
     def failing(self: StaticSession, *inputs: Any) -> None:
         if len(known) == 2:
-            raise ZeroDivisionError("a device of somebody")
+            raise ZeroDivisionError("a device fault")
         launch(self, *inputs)
 
     monkeypatch.setattr(StaticSession, "launch", failing)
-    with pytest.raises(ZeroDivisionError, match="a device of somebody"):
+    with pytest.raises(ZeroDivisionError, match="a device fault"):
         engine.generate(PROMPTS[0], max_new_tokens=NEW, on_step=lambda _, s: known.extend(s.tokens))
-    assert known == whole[:3], "what was written before is handed on first"
+    assert known == whole[:3], "the tokens before the fault are delivered first"
     monkeypatch.undo()
     assert engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens == whole

@@ -1,4 +1,4 @@
-"""What a generation holds, and that its parts agree."""
+"""Generations and streams: their parts agree, and text arrives as soon as it is certain."""
 
 import threading
 import weakref
@@ -46,11 +46,11 @@ NEW = 24
 
 @pytest.fixture(scope="module")
 def bytewise() -> Engine:
-    """Return an engine whose model writes random bytes: split and broken characters galore."""
+    """Return an engine whose model writes random bytes, so with split and broken characters."""
     return Engine(tiny.model("llama", vocab_size=320), tiny.bpe_tokenizer(), drafter=None)
 
 
-def test_chunks_are_the_text_of_generate(plain: Engine, bytewise: Engine) -> None:
+def test_pieces_of_a_stream_join_to_the_text_of_generate(plain: Engine, bytewise: Engine) -> None:
     for using in (plain, bytewise):
         for seed in range(3):
             sampling = Sampling(temperature=1.5, seed=seed)
@@ -62,7 +62,7 @@ def test_chunks_are_the_text_of_generate(plain: Engine, bytewise: Engine) -> Non
 
 
 def test_characters_that_tokens_split_come_out_whole(bytewise: Engine) -> None:
-    """The model is made to write a text of many-byte characters, whatever it thinks itself."""
+    """A processor forces a text whose characters have several bytes."""
     selection = "€ 漢字 😀."
     ids = bytewise.tokenizer(selection)["input_ids"]
     start = len(bytewise.tokenizer("ab")["input_ids"])
@@ -85,7 +85,7 @@ def test_characters_that_tokens_split_come_out_whole(bytewise: Engine) -> None:
 def test_a_stop_string_never_appears_nor_a_part_of_it(plain: Engine) -> None:
     text = plain.generate("ab cd", max_new_tokens=NEW).text
     stop = text[10:14]
-    stream = plain.stream("ab cd", max_new_tokens=NEW, stop=[stop, "never to be seen"])
+    stream = plain.stream("ab cd", max_new_tokens=NEW, stop=[stop, "absent"])
     display = ""
     for piece in stream:
         display += piece
@@ -96,7 +96,7 @@ def test_a_stop_string_never_appears_nor_a_part_of_it(plain: Engine) -> None:
 
 def test_text_held_back_for_a_stop_string_comes_at_the_end(plain: Engine) -> None:
     text = plain.generate("ab cd", max_new_tokens=NEW).text
-    stream = plain.stream("ab cd", max_new_tokens=NEW, stop="never to be seen")
+    stream = plain.stream("ab cd", max_new_tokens=NEW, stop="absent text")
     assert "".join(stream) == text
     early = plain.stream("ab cd", max_new_tokens=NEW, stop="xyzzy")
     display = next(early)
@@ -106,7 +106,7 @@ def test_text_held_back_for_a_stop_string_comes_at_the_end(plain: Engine) -> Non
     assert early.result.finish_reason == "cancelled"
 
 
-def test_cancelling_from_another_thread(plain: Engine) -> None:
+def test_another_thread_may_cancel_a_stream(plain: Engine) -> None:
     stream = plain.stream("ab cd", max_new_tokens=400)
     text = next(stream)
     thread = threading.Thread(target=stream.cancel)
@@ -118,7 +118,7 @@ def test_cancelling_from_another_thread(plain: Engine) -> None:
     assert len(stream.result.tokens) <= 2
 
 
-def test_an_interrupt_keeps_the_text(plain: Engine) -> None:
+def test_a_stream_has_its_text_after_an_interrupt(plain: Engine) -> None:
     interrupt = failing(KeyboardInterrupt, (6,), lambda ids, scores: scores)
     whole = plain.generate("ab cd", max_new_tokens=NEW)
     before = plain.model.config._attn_implementation
@@ -134,7 +134,7 @@ def test_an_interrupt_keeps_the_text(plain: Engine) -> None:
     assert list(stream) == []
 
 
-def test_leaving_early_and_closing_twice(plain: Engine) -> None:
+def test_a_stream_may_be_closed_early_and_twice(plain: Engine) -> None:
     stream = plain.stream("ab cd", max_new_tokens=NEW)
     assert stream.result.tokens == []
     text = next(stream)
@@ -164,7 +164,7 @@ def test_a_stream_that_is_dropped_frees_its_cache_at_once(
     assert plain.model.config._attn_implementation == before
 
 
-def test_several_prompts_are_no_stream(plain: Engine) -> None:
+def test_streams_refuse_several_prompts_and_samples(plain: Engine) -> None:
     with pytest.raises(InputError, match="Use generate"):
         plain.stream(["a", "b"])
     with pytest.raises(InputError, match="n=2"):
@@ -184,7 +184,7 @@ units = st.one_of(st.integers(0, 0xFF), st.integers(0xD7F0, 0x10010))
 
 
 @given(st.lists(units))
-def test_output_can_be_written_and_half_pairs_are_all_that_changes(codes: list[int]) -> None:
+def test_well_formed_text_changes_surrogates_alone(codes: list[int]) -> None:
     text = "".join(map(chr, codes))
     result = well_formed(text)
     result.encode()

@@ -38,7 +38,7 @@ def engine(drafter: Any = None, **options: Any) -> Engine:
 def in_strides(
     request: Engine, prompt: list[int], sampling: Sampling, strides: random.Random, **options: Any
 ) -> list[Generation]:
-    """Write a text in strides of random lengths; returns them all."""
+    """Write a text in strides of random lengths, and return all of them."""
     results, written = list[Generation](), list[int]()
     while not results or results[-1].finish_reason == "paused":
         stride: Any = {"resume_from": written, "stop_after": strides.randint(1, 6)}
@@ -69,7 +69,7 @@ def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -
         assert all(whole.tokens[: len(part.tokens)] == part.tokens for part in parts)
 
 
-def test_a_stride_has_as_many_tokens_as_were_requested() -> None:
+def test_stop_after_counts_the_tokens_of_a_call() -> None:
     request, prompt = engine("auto"), tiny.prompt()
     first = request.generate(prompt, stop_after=4, **WHOLE)
     assert (len(first.tokens), first.finish_reason) == (4, "paused")
@@ -79,23 +79,23 @@ def test_a_stride_has_as_many_tokens_as_were_requested() -> None:
     assert (len(last.tokens), last.finish_reason) == (25, "length")
 
 
-def test_the_prompt_may_change_and_the_noise_still_goes_by_what_was_written() -> None:
+def test_a_resumed_text_may_have_another_prompt_and_continues_its_noise() -> None:
     request, sampling = engine(), Sampling(temperature=1.2, seed=5)
     begun = request.generate(tiny.prompt(10), sampling, stop_after=6, **WHOLE)
     other = tiny.prompt(17, seed=3)
     went_on = request.generate(other, sampling, resume_from=begun.tokens, **WHOLE)
     assert went_on.tokens[:6] == begun.tokens
-    # As the law of the other prompt has it, token by token.
+    # The distribution of each token is that after the other prompt.
     tokens = list(begun.tokens)
     while len(tokens) < 25:
         tokens = request.generate(other, sampling, resume_from=tokens, stop_after=1, **WHOLE).tokens
     assert tokens == went_on.tokens
-    # Were what was written taken for prompt, the noise would begin anew: this test could tell.
+    # With the written tokens in the prompt, the noise begins at index 0 again.
     again = request.generate([*other, *begun.tokens], sampling, **WHOLE)
     assert again.tokens[:19] != went_on.tokens[6:]
 
 
-def test_streams_with_pauses_give_the_text_without_any_part_of_a_stop_string() -> None:
+def test_pieces_of_paused_streams_join_without_the_stop_string() -> None:
     request = engine("auto")
     options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
     whole = request.generate(tiny.prompt(), **options)
@@ -113,11 +113,11 @@ def test_streams_with_pauses_give_the_text_without_any_part_of_a_stop_string() -
 
 
 def test_listeners_receive_whole_texts_alone() -> None:
-    request, heard = engine(), list[Generation]()
-    request.on_finish(heard.append)
+    request, finished = engine(), list[Generation]()
+    request.on_finish(finished.append)
     parts = in_strides(request, tiny.prompt(), Sampling(), random.Random(1), max_new_tokens=12)
     assert len(parts) > 1
-    assert [each.tokens for each in heard] == [parts[-1].tokens]
+    assert [each.tokens for each in finished] == [parts[-1].tokens]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,9 @@ def test_listeners_receive_whole_texts_alone() -> None:
         ({"resume_from": [4], "prompts": [[1, 2], [3]]}, "resume_from= with several texts"),
     ],
 )
-def test_what_cannot_go_on_is_refused(options: dict[str, Any], expected: str) -> None:
+def test_invalid_pauses_and_resumed_tokens_are_refused(
+    options: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(InputError, match=expected):
         engine().generate(**{"prompts": tiny.prompt(), **options})
 
@@ -149,13 +151,15 @@ def test_what_cannot_go_on_is_refused(options: dict[str, Any], expected: str) ->
         ({"stopping_criteria": [lambda ids, scores: ids[0, -2:].tolist() == [6, 7]]}, "stop"),
     ],
 )
-def test_a_text_that_has_ended_is_returned_as_it_is(options: dict[str, Any], reason: str) -> None:
+def test_resuming_a_finished_text_returns_it_unchanged(
+    options: dict[str, Any], reason: str
+) -> None:
     result = engine("context").generate(tiny.prompt(), resume_from=[5, 6, 7], **options)
     assert result.tokens == [5, 6, 7] and result.finish_reason == reason
     assert result.report.forward_passes == 0 and result.report.tokens == 0
 
 
-def test_a_text_that_has_ended_with_a_stop_string_is_cut_before_it() -> None:
+def test_resuming_a_text_that_ends_with_a_stop_string_cuts_it() -> None:
     request = engine()
     text = request.tokenizer.decode([5, 6, 7])
     last = request.tokenizer.decode([7])
@@ -167,7 +171,7 @@ SAMPLINGS = [Sampling(), Sampling(temperature=0.9, top_p=0.9, repetition_penalty
 
 
 class Tilt(Transform, RowTransform):
-    """Adds a product with the hidden state: a law that hangs on the states of every place."""
+    """Adds a product with the hidden state to the logits of each node."""
 
     name = "tilted"
     needs = Needs(hidden_states=(LAST,))
@@ -191,7 +195,7 @@ class Tilt(Transform, RowTransform):
 
 
 def by_hand(tilt: Tilt, prompt: list[int], new: int) -> list[int]:
-    """Return the greedy text of the tilted law by whole forwards of transformers."""
+    """Return the greedy text of the tilted distribution by whole forwards of transformers."""
     tokens = list(prompt)
     for _ in range(new):
         with torch.no_grad():
@@ -213,7 +217,7 @@ def test_the_text_is_that_of_the_changed_distribution() -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", ["context", "auto", "recycling", "model", "prediction"])
-def test_drafts_do_not_move_it(drafter: str, sampling: Sampling) -> None:
+def test_drafts_change_no_token_under_a_transform(drafter: str, sampling: Sampling) -> None:
     options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "logprobs": 1}
     plain = engine().generate(tiny.prompt(), sampling, transform=Tilt(), **options)
     if drafter == "prediction":
@@ -228,7 +232,7 @@ def test_drafts_do_not_move_it(drafter: str, sampling: Sampling) -> None:
         assert result.report.accepted > 20
 
 
-def test_no_drafter_asks_about_places_that_no_rule_visited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafters_get_no_view_under_a_transform(monkeypatch: pytest.MonkeyPatch) -> None:
     views: list[Any] = []
     observe = noted(ContextSession.observe, views, lambda session, step: step.view)
     monkeypatch.setattr(ContextSession, "observe", observe)
@@ -239,7 +243,7 @@ def test_no_drafter_asks_about_places_that_no_rule_visited(monkeypatch: pytest.M
     assert None not in views  # without one they are lent
 
 
-def test_several_texts_and_samples_have_one_each() -> None:
+def test_each_text_and_sample_opens_its_transform() -> None:
     class Fresh(Tilt):
         def open(self, start: TextStart) -> Tilt:
             return Tilt()

@@ -1,4 +1,4 @@
-"""The prefix cache: tokens that were read are not read again, and the text is that without it."""
+"""The prefix cache: cached tokens are not read again, and no text changes."""
 
 import copy
 import threading
@@ -43,7 +43,7 @@ def fresh(architecture: str = "llama", drafter: Any = None) -> Engine:
 @pytest.mark.parametrize("sampling", SETTINGS)
 @pytest.mark.parametrize("drafter", [None, "context", "auto"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
-def test_cached_turns_equal_turns_that_are_read_anew(
+def test_turns_with_and_without_the_cache_are_equal(
     architecture: str, drafter: str | None, sampling: Sampling
 ) -> None:
     caching, reading = engine(architecture, drafter), fresh(architecture)
@@ -55,7 +55,7 @@ def test_cached_turns_equal_turns_that_are_read_anew(
         assert result.report.prompt_tokens == len(text)
         assert expected.report.cached_tokens == 0
         assert (result.report.cached_tokens > 0) is (turn not in (0, 5))
-        # The next turn goes on, or the last one is asked again, or the beginning leaves.
+        # The next turn continues, or the last one is repeated, or the beginning is cut.
         text = [*text, *result.tokens, *tiny.prompt(7, seed=turn)]
         text = text[:-19] if turn == 2 else text[4:] if turn == 4 else text
 
@@ -99,7 +99,7 @@ def test_an_interrupt_within_a_forward_keeps_committed_tokens(speculates: bool) 
     assert result.report.cached_tokens == len(text)
 
 
-def test_a_closed_stream_leaves_its_tokens() -> None:
+def test_the_tokens_of_a_closed_stream_are_cached() -> None:
     request = engine()
     stream = request.stream(tiny.prompt(25), max_new_tokens=40, ignore_eos=True)
     next(stream)
@@ -123,7 +123,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_model_is_noticed(change: str) -> None:
+def test_a_changed_model_uses_no_cached_tokens(change: str) -> None:
     settings = LoraConfig(target_modules=["up_proj"], init_lora_weights=False, lora_alpha=64)
     torch.manual_seed(0)
     model: Any = get_peft_model(copy.deepcopy(tiny.model()), settings, "one").eval()
@@ -170,7 +170,7 @@ def test_a_session_is_entered_once_for_many_calls() -> None:
     assert result.tokens == fresh().generate(prompt, max_new_tokens=12, ignore_eos=True).tokens
 
 
-def test_a_resumed_text_is_drafted_for_from_its_first_forward() -> None:
+def test_a_resumed_text_needs_no_prefill() -> None:
     request = engine(drafter="context")
     prompt = tiny.prompt(40)[:20] * 3
     options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
@@ -183,7 +183,7 @@ def test_a_resumed_text_is_drafted_for_from_its_first_forward() -> None:
     assert second.report.steps == second.report.forward_passes
 
 
-def test_tenants_never_share() -> None:
+def test_tenants_share_no_cached_tokens() -> None:
     request, prompt = engine(), tiny.prompt(40)
     whole = [
         [request.generate(prompt, max_new_tokens=4, tenant=tenant) for _ in range(2)]
@@ -208,7 +208,7 @@ def test_tenants_never_share() -> None:
     assert handle.result().tokens[:3] == other.result().tokens == same.result().tokens
 
 
-def test_memory_goes_by_the_tokens_of_running_texts() -> None:
+def test_memory_is_proportional_to_the_tokens_of_running_texts() -> None:
     model = tiny.model("llama", dtype=FLOAT64, max_position_embeddings=6000)
     request = Engine(model, None, None, max_batch_size=8)
     request.generate([tiny.prompt(20, seed=n) for n in range(8)], max_new_tokens=8)
@@ -260,7 +260,7 @@ def test_the_least_recently_used_texts_are_evicted_first() -> None:
 
 
 @pytest.mark.parametrize("tokens", ["a text of some length", None, [[1] * 20], torch.ones(20)])
-def test_a_pin_is_of_token_ids(tokens: Any) -> None:
+def test_a_pin_takes_token_ids_alone(tokens: Any) -> None:
     with pytest.raises(InputError, match="expected token ids"):
         PrefixCache().pin(tokens)
 
@@ -276,7 +276,7 @@ def test_texts_that_begin_with_a_pin_stay_within_the_limit(length: int) -> None:
         assert cache.bytes <= 20_000
 
 
-def test_a_pinned_text_stays_while_its_questions_come_and_go() -> None:
+def test_a_pinned_text_stays_cached_for_all_its_questions() -> None:
     request, document = engine(), tiny.prompt(60)
     request.prefix_cache.max_bytes = 0
     pin = request.prefix_cache.pin(document)

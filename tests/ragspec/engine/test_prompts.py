@@ -1,4 +1,4 @@
-"""Prompts in every form, and rubbish, which is refused with a word on what was expected."""
+"""Prompts and predictions in every accepted form; others are errors that say what is expected."""
 
 import copy
 from typing import Any
@@ -64,12 +64,12 @@ def test_chat_messages_and_batches_of_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["The Rh", "The Rh ", " a\n", ""])
-def test_a_chat_goes_on_after_an_assistant_s_beginning(text: str) -> None:
+def test_a_chat_continues_the_last_turn_of_the_assistant(text: str) -> None:
     expected = tiny.tokenizer()(f"<user> hi\n<assistant> {text}")["input_ids"]
     assert encoded([*CHAT, {"role": "assistant", "content": text}], chat=True)[0] == [expected]
 
 
-def test_control_tokens_of_a_chat_are_the_template_s_alone() -> None:
+def test_control_tokens_of_a_chat_come_from_the_template_alone() -> None:
     tokens = copy.deepcopy(tiny.tokenizer(chat=True))
     tokens.add_special_tokens({"bos_token": "<user>"})  # the template writes it, and a user does
     chat = [{"role": "user", "content": "a <user> b"}]
@@ -87,7 +87,7 @@ def test_a_text_that_begins_with_the_first_token_has_it_once() -> None:
         assert encode_prompts(text, tokens, len(tokens)) == ([expected], True)
 
 
-def test_a_mask_takes_the_padding_out_wherever_it_is() -> None:
+def test_a_mask_removes_padding_on_either_side() -> None:
     ids = torch.tensor([[96, 96, 5, 6], [7, 8, 96, 96]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])
     assert encoded(ids, mask) == ([[5, 6], [7, 8]], False)
@@ -106,7 +106,7 @@ RUBBISH = [*NO_PROMPT, *MIXED, *SHAPES, *ARRAYS, [97], [-1], [1 << 70]]
 
 # Cases are named by type: the texts of some objects differ from process to process.
 @pytest.mark.parametrize("rubbish", RUBBISH, ids=lambda each: type(each).__name__)
-def test_rubbish_is_refused(rubbish: Any) -> None:
+def test_invalid_prompts_are_refused(rubbish: Any) -> None:
     with pytest.raises(InputError, match=r"expected|give at least"):
         encoded(rubbish, chat=True)
 
@@ -127,7 +127,7 @@ def test_rubbish_is_refused(rubbish: Any) -> None:
         ("", None, "the prompt is empty"),
     ],
 )
-def test_the_message_names_the_prompt_and_what_to_do(prompts: Any, mask: Any, message: str) -> None:
+def test_errors_name_the_prompt_and_the_remedy(prompts: Any, mask: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         encoded(prompts, mask)
     with pytest.raises(InputError, match="pass Engine"):
@@ -148,7 +148,7 @@ def test_texts_that_outgrow_the_context() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda text: text, lambda text: [{"type": "text", "text": text}]])
-def test_half_a_surrogate_pair_is_no_reason_to_stop(wrap: Any) -> None:
+def test_lone_surrogates_in_prompts_and_predictions_are_replaced(wrap: Any) -> None:
     assert encoded("a\ud83db") == encoded("a\ufffdb")
     broken, whole = ([{"role": "user", "content": wrap(t)}] for t in ("a\ud83d", "a\ufffd"))
     assert encoded(broken, chat=True) == encoded(whole, chat=True)
@@ -167,7 +167,7 @@ def test_a_content_may_come_in_text_parts() -> None:
         encoded([{"role": "user", "content": picture}], chat=True)
 
 
-def test_messages_that_no_template_takes_are_refused_by_name() -> None:
+def test_messages_that_the_template_refuses_are_named() -> None:
     for wrong in ({"content": "hi"}, {"role": 3, "content": "hi"}):
         with pytest.raises(InputError, match="message 2 has no role"):
             encoded([*CHAT, wrong], chat=True)
@@ -196,7 +196,7 @@ def read(prediction: Any, prompts: int = 1, tokenizer: Any = TOKENIZER) -> list[
         {"type": "content", "content": [{"type": "text", "text": "ab"}, {"text": "c"}]},
     ],
 )
-def test_every_form_is_read(form: Any) -> None:
+def test_every_form_of_a_prediction_is_read(form: Any) -> None:
     assert read(form) == [[65, 66, 67]]
     assert read(form, 2) == [[65, 66, 67]] * 2
     assert read([form, None], 2) == [[65, 66, 67], None]
@@ -206,7 +206,7 @@ def test_no_prediction_is_no_text() -> None:
     assert read(None) == read("") == read([]) == [None]
 
 
-def test_the_end_of_the_prompt_leads_into_it() -> None:
+def test_a_prediction_begins_with_the_end_of_the_prompt() -> None:
     (text,) = read_prediction([7], [PROMPT], None, tiny.VOCAB)
     assert text is not None
     assert text.tokens == (*PROMPT[-ANCHOR:], 7)
@@ -224,7 +224,7 @@ def test_the_end_of_the_prompt_leads_into_it() -> None:
         (["a", "b"], "2 predictions for 1 prompt;"),
     ],
 )
-def test_other_forms_are_reported(form: Any, message: str) -> None:
+def test_other_forms_of_a_prediction_are_refused(form: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(form)
     with pytest.raises(InputError, match="no tokenizer"):
@@ -253,7 +253,7 @@ def test_right_predictions_save_forwards_and_wrong_ones_change_nothing(sampling:
     assert generate(half, sampling, drafter=None).tokens == plain.tokens
 
 
-def test_it_is_a_source_where_the_drafter_reads_no_texts() -> None:
+def test_predictions_are_drafted_from_beside_drafters_that_read_no_texts() -> None:
     plain = generate(None, Sampling(), drafter=None)
     for drafter in ("recycling", "rasd", "hierarchy"):
         right = generate(plain.tokens, Sampling(), drafter=drafter)
@@ -262,7 +262,7 @@ def test_it_is_a_source_where_the_drafter_reads_no_texts() -> None:
         assert right.report.accepted_by_source["prediction"] >= NEW - 8
 
 
-def test_it_is_joined_only_where_nothing_else_reads_it_and_the_rule_can_judge_both() -> None:
+def test_the_drafter_of_predictions_is_added_only_if_needed_and_judged_by_the_rule() -> None:
     walk, chain = Walk(), ChainRejection()
     context, recycling = ContextDrafter(), NeighbourDrafter()
     joined = with_prediction(Fuse([recycling]), walk)
@@ -284,7 +284,7 @@ def test_each_prompt_of_a_batch_has_its_prediction() -> None:
     assert all(g.report.accepted_prediction_tokens > NEW / 2 for g in result)
 
 
-def test_nothing_of_a_prediction_is_cited() -> None:
+def test_predicted_tokens_are_not_cited() -> None:
     steps = generate(generate(None, Sampling()).tokens, Sampling()).steps
     documents = {int(step.tree.origin[node][0]) for step in steps for node in step.path}
     assert documents <= {-1, PREDICTION}

@@ -1,4 +1,4 @@
-"""Texts that join, leave and are cancelled at any time are those that each has alone."""
+"""Texts are those of each request alone, whenever others join, leave or are cancelled."""
 
 import random
 import threading
@@ -25,7 +25,7 @@ DRAFTERS = ["plain", "context", "recycling", "suffix", "model", "auto"]
 
 
 class Clocked(AutoBudget):
-    """The policy of "auto" over a curve that nobody had to measure."""
+    """The policy of "auto" over a cost that is not measured."""
 
     needs_cost = False
 
@@ -81,7 +81,7 @@ def test_higher_priorities_start_first_and_tenants_of_one_take_turns(plain: Engi
     assert [number for _, number in started] == [0, 12, 1, 5, 8, 4, 6, 14, 9, 15, 10, 16, 11, 13]
 
 
-def test_a_place_goes_to_the_tenant_with_the_fewest_texts_in_the_batch(plain: Engine) -> None:
+def test_the_tenant_with_the_fewest_running_texts_is_next(plain: Engine) -> None:
     call: dict[str, Any] = {"ignore_eos": True}
     gate, tenants = threading.Event(), (("a", 40), ("a", 1), ("b", 1), ("b", 1), ("c", 1))
     with plain.with_limits(2) as pool:
@@ -111,7 +111,7 @@ def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chain", "recurrent"])
-def test_models_that_read_a_prompt_at_once_have_pools_too(kind: str) -> None:
+def test_models_without_chunked_prefill_serve_several_requests(kind: str) -> None:
     target = PathTarget(build("qwen3_5_text" if kind == "recurrent" else "bloom"))
     engine = Engine(target, drafter="context", budget=3)
     some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in queries(4)]
@@ -130,7 +130,7 @@ def held(plain: Engine) -> Iterator[tuple[Engine, threading.Event]]:
         go.set()
 
 
-def test_the_end_of_a_text_that_is_closed_wakes_those_that_wait_for_it(
+def test_closing_a_text_wakes_waiting_threads_after_it_is_counted_out(
     held: tuple[Engine, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler, open_requests = held[0].scheduler, list[int]()
@@ -145,7 +145,7 @@ def test_the_end_of_a_text_that_is_closed_wakes_those_that_wait_for_it(
     assert open_requests[-1] == 0
 
 
-def test_a_full_queue_refuses(held: tuple[Engine, threading.Event]) -> None:
+def test_a_full_queue_refuses_requests(held: tuple[Engine, threading.Event]) -> None:
     pool, go = held
     waiting = pool.submit([4, 5, 6], max_new_tokens=2)
     with pytest.raises(QueueFullError, match=r"2 open req.* batch of 1 and a queue of 1"):
@@ -157,10 +157,10 @@ def test_a_full_queue_refuses(held: tuple[Engine, threading.Event]) -> None:
     assert len(pool.submit([7, 8], max_new_tokens=3, ignore_eos=True).result().tokens) == 3
 
 
-def test_a_closed_pool_refuses_and_has_drained(plain: Engine) -> None:
+def test_closing_waits_for_all_texts_and_refuses_others(plain: Engine) -> None:
     pool = plain.with_limits(2)
     (request,), _ = pool.prepare([1, 2], None, {"max_new_tokens": 60, "ignore_eos": True})
-    handles = [*submit(pool, REQUESTS), pool.add(request, object())]  # whose owner takes no step
+    handles = [*submit(pool, REQUESTS), pool.add(request, object())]  # its owner takes no step
     close(pool)
     assert all(handle.done for handle in handles)
     assert {handle.result().finish_reason for handle in handles} <= {"stop", "length"}
@@ -169,7 +169,7 @@ def test_a_closed_pool_refuses_and_has_drained(plain: Engine) -> None:
     pool.close()
 
 
-def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
+def test_a_timeout_of_close_and_an_error_cancel_texts(plain: Engine) -> None:
     def endless(pool: Engine) -> list[RequestHandle]:
         slow: dict[str, Any] = {"max_new_tokens": 400, "on_step": lambda *_: time.sleep(0.01)}
         handles = [pool.submit([4, 5], ignore_eos=True, **slow) for _ in range(3)]
@@ -260,7 +260,7 @@ def test_a_thread_takes_the_steps_of_two_callers(plain: Engine) -> None:
     assert all(len(handle.future.result(timeout=30).tokens) == 4 for handle in handles)
 
 
-def test_steps_may_be_taken_by_hand(
+def test_the_owner_of_requests_may_take_their_steps(
     plain: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, owner, handles = plain.with_limits(3), object(), list[RequestHandle]()
@@ -269,7 +269,7 @@ def test_steps_may_be_taken_by_hand(
         (request,), _ = pool.prepare(prompt, sampling, options)  # type: ignore[arg-type]
         handles.append(pool.add(request, owner))
     pool.step()
-    handles[0].close()  # which began to read its prompt for both
+    handles[0].close()  # it reads the prompt for both
     while pool.step():
         pass
     assert [each.result().tokens for each in handles[1:]] == expected[:3]

@@ -1,4 +1,4 @@
-"""Prompts are read from what others of their tenant left; broken caches are noticed."""
+"""Prompts reuse cached tokens of their tenant, and a broken cache changes texts."""
 
 from typing import Any
 
@@ -19,14 +19,16 @@ def read_of(pool: Engine, prompt: list[int], **more: Any) -> int:
     return pool.submit(prompt, max_new_tokens=6, **more).result().report.cached_tokens
 
 
-def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engine) -> None:
+def test_a_prompt_reuses_the_longest_cached_prefix_of_its_tenant(plain: Engine) -> None:
     common, others = tiny.prompt(40, seed=7), [tiny.prompt(9, seed=seed) for seed in (8, 9, 10)]
     prompts = [[*common, *other] for other in others]
     with plain.with_limits(4, chunk=16) as pool:
         assert [read_of(pool, prompt, tenant="one") for prompt in prompts[:2]] == [0, 40]
         assert read_of(pool, prompts[2], tenant="two") == 0
         assert read_of(pool, prompts[2], tenant="one") == 40
-        assert read_of(pool, prompts[2], tenant="one") == 48, "the last token is read for its law"
+        assert read_of(pool, prompts[2], tenant="one") == 48, (
+            "the last token is read for its logits"
+        )
         handles = [pool.submit(p, max_new_tokens=6, tenant="one") for p in prompts]
         texts = [handle.result().tokens for handle in handles]
     assert texts == [plain.generate(p, max_new_tokens=6).tokens for p in prompts]
@@ -58,7 +60,7 @@ def unread(self: PrefillJob, session: Any) -> int:
         (TreeSession, "select_rows", lambda self, rows: TRUE_SELECT(self, rows)[::-1]),
     ],
 )
-def test_what_is_wrong_with_the_cache_is_noticed(
+def test_a_broken_cache_changes_texts(
     mutant: Any, plain: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -70,7 +72,7 @@ def test_what_is_wrong_with_the_cache_is_noticed(
 
 
 class Copying(DraftSession):
-    """Proposes what its text ends with; `known` is what it must not share."""
+    """Proposes the last tokens of its text, and checks that the text grew from `known`."""
 
     def __init__(self) -> None:
         self.known: list[int] = []
@@ -83,7 +85,7 @@ class Copying(DraftSession):
 
 
 class Sharing(Drafter):
-    """A drafter whose sessions are one of their own for each text, or one for all."""
+    """A drafter with a session for each text, or one for all texts."""
 
     name = "sampled"
 
@@ -96,7 +98,7 @@ class Sharing(Drafter):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.filterwarnings("ignore:drafter 'sampled'")
-def test_state_of_a_drafter_that_texts_share_is_noticed(
+def test_state_that_texts_share_is_a_fault_of_the_drafter(
     shared: bool, target: CausalTarget, expected: list[list[int]]
 ) -> None:
     with Engine(target, tiny.tokenizer(), drafter=Sharing(shared), budget=4) as pool:

@@ -1,4 +1,4 @@
-"""Errors and the end of memory stay with the texts that they are of."""
+"""An error or a lack of memory affects no other text."""
 
 import sys
 import time
@@ -29,7 +29,7 @@ def failing(*arguments: Any) -> Any:
 
 
 def third(ids: torch.Tensor, scores: torch.Tensor) -> Any:
-    """Fail at the third of new tokens, as a processor or a criterion."""
+    """Fail at the third new token, as a processor or a criterion."""
     return failing() if ids.shape[1] >= 7 else scores if scores.numel() else False
 
 
@@ -73,7 +73,7 @@ def test_a_broken_model_or_session_fails_its_texts_and_the_pool_goes_on(
 
 
 class Scarce:
-    """A forward for which there is memory for so many rows of text, and none now and then."""
+    """A forward with memory for `rows` rows, which fails at each call number `every` too."""
 
     def __init__(self, rows: int, every: int) -> None:
         self.rows, self.every, self.count, self.failed = rows, every, 0, 0
@@ -83,7 +83,7 @@ class Scarce:
         self, target: CausalTarget, tokens: torch.Tensor, batch: Any, keep: Any
     ) -> torch.Tensor:
         self.count += 1
-        logits = self.true(target, tokens, batch, keep)  # what it wrote is half of a step
+        logits = self.true(target, tokens, batch, keep)  # it has written keys
         rows = len(batch.rows)
         if rows > self.rows or (self.count % self.every == 0 and rows > 1):
             self.failed += 1
@@ -92,7 +92,7 @@ class Scarce:
 
 
 @pytest.mark.parametrize("name", ["plain", "context", "model"])
-def test_where_memory_ends_a_row_is_put_back_and_no_text_changes(
+def test_without_memory_a_row_is_put_back_and_no_text_changes(
     name: str, target: CausalTarget, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, scarce = engine_of(target, name), Scarce(2, 7)
@@ -103,7 +103,7 @@ def test_where_memory_ends_a_row_is_put_back_and_no_text_changes(
     assert scarce.failed > 3
 
 
-def test_rows_of_paths_are_read_again_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_rows_of_paths_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(PathTarget(build("qwen3_5_text")), drafter=None)
     some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in queries(4)]
     texts = alone(engine, some)
@@ -114,7 +114,9 @@ def test_rows_of_paths_are_read_again_where_memory_ends(monkeypatch: pytest.Monk
         assert [handle.result().tokens for handle in submit(pool, some)] == texts
 
 
-def test_a_text_beyond_the_memory_fails(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_exceeds_the_memory_alone_fails(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scarce = Scarce(0, 99)
     monkeypatch.setattr(CausalTarget, "forward", lambda *a: scarce(*a))
     with plain.with_limits(8) as pool, pytest.raises(torch.OutOfMemoryError):

@@ -38,13 +38,13 @@ def test_every_prompt_has_n_sequences_of_one_seed(plain: Engine) -> None:
     assert sequences[0].context.tokens is not sequences[1].context.tokens
 
 
-def test_seeds_that_nobody_gave_differ_and_are_reported(plain: Engine) -> None:
+def test_chosen_seeds_differ_between_prompts_and_not_between_samples(plain: Engine) -> None:
     sequences = opened(plain, PROMPTS[:2], Sampling(temperature=1.0, n=2))
     seeds = [each.distribution.noise.seed for each in sequences]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
 
 
-def test_sequences_that_did_not_end_were_cancelled(plain: Engine) -> None:
+def test_the_generation_of_an_unfinished_sequence_is_cancelled(plain: Engine) -> None:
     first, second = opened(plain, PROMPTS[:2], Sampling())
     first.stop.push(3)
     for token in (1, 2, 3, 4):
@@ -64,7 +64,7 @@ def test_tree_sizes_are_counted_for_every_step(budget: str | int, plain: Engine)
         assert result.budget_sizes == Counter(result.per_step_drafted)
 
 
-def test_end_tokens_go_on_where_they_are_ignored(plain: Engine) -> None:
+def test_ignore_eos_continues_past_end_tokens(plain: Engine) -> None:
     ignored: dict[str, Any] = {"max_new_tokens": 10, "ignore_eos": True}
     whole = plain.generate([5, 6, 7], **ignored).tokens
     drafter = NoisyTrees({(5, 6, 7): whole})
@@ -95,7 +95,7 @@ def test_seeds_are_one_for_all_prompts_or_one_for_each() -> None:
 
 
 class Pair:
-    """Two processors that work on one memory."""
+    """One of two processors that share a memory."""
 
     def __init__(self, memory: StatefulProcessor, other: bool) -> None:
         self.memory, self.other = memory, other
@@ -142,7 +142,7 @@ def test_texts_of_a_batch_are_those_of_each_prompt_alone(kind: str, n: int, plai
     assert all(one != other for one, other in zip(whole, without, strict=True))
 
 
-def test_several_texts_leave_the_object_alone_and_a_single_one_has_it_itself(plain: Engine) -> None:
+def test_a_single_text_uses_the_processor_itself_and_several_use_copies(plain: Engine) -> None:
     inputs = StatefulProcessor()
     written(plain, PROMPTS, Sampling(), [inputs])
     written(plain, PROMPTS[:1], Sampling(temperature=1.0, n=2), [inputs])
@@ -152,7 +152,7 @@ def test_several_texts_leave_the_object_alone_and_a_single_one_has_it_itself(pla
 
 
 class Holding(StatefulProcessor):
-    """Holds what is heavy, or cannot be copied at all."""
+    """Has attributes that are large or cannot be copied."""
 
     def __init__(self, **held: Any) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def test_copies_share_models_and_the_tokenizer(model: Any) -> None:
     assert inputs.calls == []
 
 
-def test_what_cannot_be_copied_is_refused_for_several_texts(plain: Engine) -> None:
+def test_a_processor_that_cannot_be_copied_is_refused_for_several_texts(plain: Engine) -> None:
     inputs = Holding(lock=threading.Lock())
     with pytest.raises(InputError, match=r"Holding cannot be copied .*one text at a time"):
         written(plain, PROMPTS, Sampling(), [inputs])
@@ -187,7 +187,7 @@ def test_what_cannot_be_copied_is_refused_for_several_texts(plain: Engine) -> No
 
 
 class Rows:
-    """Makes what belongs to a text by its number."""
+    """Makes a processor for each text by its number."""
 
     def __init__(self) -> None:
         self.queries: list[int] = []

@@ -1,4 +1,4 @@
-"""What a label says of the numbers in which a text was decoded."""
+"""The figures of a report, and its label."""
 
 import json
 from typing import Any
@@ -99,7 +99,7 @@ def test_reason_says_why_nothing_was_gained() -> None:
     assert report_of([accepted], [9, 1, 2, 3], 0.1, "length", reason="off").reason is None
 
 
-def test_what_the_prompt_gave_is_no_figure_of_decoding() -> None:
+def test_tokens_of_the_prefill_do_not_count_as_decoded() -> None:
     steps = [Step(DraftTree.empty(), (), (9,), {"prefill": 99.0})]
     alone = report_of(steps, [9], 0.1, "length")
     assert (alone.forward_passes, alone.prefill_tokens) == (1, 1)
@@ -111,7 +111,7 @@ def test_what_the_prompt_gave_is_no_figure_of_decoding() -> None:
     assert later.tokens_per_forward == 1.5
 
 
-def test_empty_run_divides_by_nothing() -> None:
+def test_an_empty_report_has_no_division_by_zero() -> None:
     report = report_of([], [], 0.0, "cancelled")
     assert report.mean_accepted_length == report.draft_acceptance_rate == 0.0
     assert report.tokens_per_second == report.tokens_per_forward == report.loop_share == 0.0
@@ -176,7 +176,7 @@ def test_loop_share_equals_the_definition(tokens: list[int]) -> None:
     assert loop_share(tokens, 4, 3) == pytest.approx(naive_loop_share(tokens, 4, 3))
 
 
-def test_who_was_left_alone_is_in_the_summary_and_in_the_json() -> None:
+def test_skipped_drafters_are_in_the_summary_and_in_the_json() -> None:
     why = {"model": "12 steps, as it costs more time than it saves"}
     report = report_of([], [9], 0.1, "length", rested=why)
     assert "Not used: model for 12 steps, as it costs more time" in report.summary()
@@ -208,14 +208,14 @@ def test_numbers_below_float32_and_fast_float32_round(precision: str, fast: bool
         ("approximate", "approximate", "approximate"),
     ],
 )
-def test_only_what_claims_exactness_is_weakened(rule: str, label: str, kind: str) -> None:
+def test_rounding_weakens_exact_labels_alone(rule: str, label: str, kind: str) -> None:
     assert label_of(rule, rounded=True) == label
     assert label_of(rule, rounded=False) == rule
     assert kind_of_label(label) == kind
 
 
 @pytest.mark.parametrize("drafter", ["context", None])
-def test_a_text_in_bfloat16_says_so_and_plain_decoding_is_what_it_is(drafter: str | None) -> None:
+def test_drafted_text_in_bfloat16_is_exact_up_to_rounding(drafter: str | None) -> None:
     engine = Engine(tiny.model("llama", dtype=torch.bfloat16), drafter=drafter, budget=4)
     result = engine.generate([5, 6, 7, 5, 6], max_new_tokens=8, ignore_eos=True)
     assert result.label == result.report.label

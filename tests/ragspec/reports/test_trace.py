@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trace.jsonl"
 
 
-def test_what_is_written_is_read(path: Path) -> None:
+def test_read_trace_returns_what_write_trace_wrote(path: Path) -> None:
     instance = run()
     extra = {"question": "why?", "format": "no header field can be replaced"}
     write_trace(path, instance, letters, model="tiny", documents=["a.md", "b.md"], extra=extra)
@@ -128,7 +128,7 @@ def test_a_tree_with_equal_siblings_is_read(path: Path) -> None:
         ('{"format": "ragspec-trace", "version": 1}\n', "damaged"),
     ],
 )
-def test_what_is_no_trace_is_refused(path: Path, content: str, message: str) -> None:
+def test_files_that_are_no_traces_are_refused(path: Path, content: str, message: str) -> None:
     path.write_text(content)
     with pytest.raises(InputError, match=message):
         read_trace(path)
@@ -170,7 +170,7 @@ def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
 
 
 def texts_of(tokens: list[int], end: int | None = None) -> list[str]:
-    """Return the texts of tokens, each emitted by a step of its own."""
+    """Return the texts of tokens, each emitted by another step."""
     steps = [Step(DraftTree.empty(), (), (token,)) for token in tokens]
     return [text for (text,) in step_texts(generation_of(steps, letters, end), letters)]
 

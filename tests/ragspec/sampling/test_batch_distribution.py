@@ -1,4 +1,4 @@
-"""Laws of all rows at once: the tokens of `TokenDistribution`, in one graph of few kernels."""
+"""Distributions of all rows at once: the tokens of `TokenDistribution`, in few kernels."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ENDS = (2, 9, 10**6)  # configs name ids that a model does not have
 
 @dataclass
 class Batch:
-    """Trees of B rows: what the host's path is told of them, and what the device's is."""
+    """Trees of B rows, in the forms of the host and of the device."""
 
     distributions: Sequence[TokenDistribution | None]
     texts: list[list[int]]
@@ -200,7 +200,9 @@ def test_ties_and_forbidden_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("what", [float("nan"), float("-inf"), float("inf")])
-def test_what_no_distribution_can_judge_is_left_to_the_reference(name: str, what: float) -> None:
+def test_nodes_with_non_finite_logits_are_left_to_the_host_if_filtered(
+    name: str, what: float
+) -> None:
     logits = random_logits(2, 3, 700)
     logits[0, 1, 5:] = what
     logits[0, 1, :5] = float("-inf")
@@ -213,14 +215,14 @@ def test_rows_before_the_first_with_penalties_keep_their_tokens() -> None:
     check(named(["greedy", "temperature", None, "repetition"]), random_logits(4, 6, 300))
 
 
-def test_flat_distributions_are_beyond_the_candidates_and_never_wrong() -> None:
+def test_rows_with_flat_distributions_are_uncertain_and_never_wrong() -> None:
     distributions = named(["top-p", "top-k", "min-p", "temperature", "greedy", None])
     flat = random_logits(len(distributions), 3, 3000, scale=0.01)
     assert check(distributions, flat).tolist() == [True, False, True, False, False, False]
     assert check(distributions, torch.zeros_like(flat)).tolist() == [True] * 3 + [False] * 3
 
 
-def test_a_tie_beyond_the_candidates_that_weighs_is_visible() -> None:
+def test_a_row_with_ties_beyond_the_candidates_is_uncertain() -> None:
     logits = torch.full((1, 1, 3000), -5.0, dtype=torch.float64)
     logits[..., :1000], logits[..., 7] = 0.0, float(torch.tensor(150.0).log())
     assert check([distribution(0, {"top_k": 5, "top_p": 0.1})], logits).tolist() == [True]
@@ -236,7 +238,7 @@ def test_one_node_that_is_left_to_the_host_leaves_the_others_certain() -> None:
     assert torch.equal(tokens, batch.selection(logits).where(known, -1))
 
 
-def test_texts_grow_by_the_tokens_that_were_preserved() -> None:
+def test_texts_grow_by_the_accepted_tokens() -> None:
     distributions = named([*PENALTIES, "greedy", None])
     batch = Batch.of(distributions, 6, 500)
     grown = batch.create(500)
@@ -254,7 +256,7 @@ def test_texts_grow_by_the_tokens_that_were_preserved() -> None:
     assert not torch.equal(batch.chosen(grown, logits)[0], batch.selection(logits))
 
 
-def test_rows_leave_nothing_to_those_that_follow() -> None:
+def test_new_rows_are_independent_of_earlier_ones() -> None:
     names = [*PENALTIES, *DISTRIBUTIONS, None]
     distributions = Batch.of(named(names), 4, 300).create(300)
     after = Batch.of(named([*reversed(DISTRIBUTIONS), None, *reversed(PENALTIES)]), 4, 300, seed=5)
@@ -269,7 +271,7 @@ def test_rows_leave_nothing_to_those_that_follow() -> None:
     assert torch.equal(after.chosen(distributions, logits)[0], logits.argmax(-1))
 
 
-def test_every_part_of_a_draw_counts() -> None:
+def test_tokens_depend_on_noise_text_path_and_index() -> None:
     logits = random_logits(1, 8, 300, scale=1.0)
     logits[..., :16] += 4.0
     batch = Batch.of([distribution(3, ALL["every"])], 8, 300)
@@ -285,7 +287,7 @@ def test_every_part_of_a_draw_counts() -> None:
         assert not torch.equal(other.chosen(other.create(300), logits)[0], selection), name
 
 
-def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
+def test_one_graph_serves_all_batches_of_a_shape() -> None:
     counter = CompileCounter()
 
     def step(dists: BatchDistribution, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
@@ -296,8 +298,8 @@ def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
     compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=False)
     names: list[str | None] = [*PENALTIES, *DISTRIBUTIONS, None]
     distributions, shapes = BatchDistribution(len(names), 300, "cpu", LONGEST), set()
-    nobody: list[str | None] = [None] * len(names)
-    for seed, order in enumerate([names, names[::-1], nobody, names[3:] + names[:3]]):
+    padding: list[str | None] = [None] * len(names)
+    for seed, order in enumerate([names, names[::-1], padding, names[3:] + names[:3]]):
         batch = Batch.of(named(order), 4, 300, seed)
         batch.fill(distributions)
         shapes.add(distributions.shape)
@@ -347,7 +349,7 @@ def test_distributions_that_need_the_host_are_not_taken() -> None:
         assert BatchDistribution.takes(TokenDistribution(sampling, noise, 0, processors)) is taken
 
 
-def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
+def test_tokens_that_the_model_forbids_stay_forbidden_in_calls() -> None:
     current: list[Processor] = [
         Penalties(ends=[2, 4], minimum=17, prompt_length=PROMPT - 2),
         Penalties(ends=[6], minimum=27, prompt_length=PROMPT),
@@ -364,7 +366,7 @@ def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
         assert not check(distributions, logits).any()
 
 
-def test_a_filter_that_is_off_takes_nothing_away() -> None:
+def test_a_filter_that_is_off_excludes_no_token() -> None:
     logits = torch.full((2, 1, 3000), -100.0, dtype=torch.float64)
     logits[..., 0] = 0.0  # the others' masses vanish in the sum with this one's
     assert check(

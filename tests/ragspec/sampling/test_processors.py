@@ -1,4 +1,4 @@
-"""Processors against transformers' own: on one input, and token by token under `generate`."""
+"""Processors against those of transformers: on one input, and token by token in `generate`."""
 
 import copy
 import re
@@ -77,12 +77,12 @@ def test_every_node_gets_what_transformers_gives_its_path(name: str) -> None:
     values = logits()
     before = values.clone()
     result = ours.apply(values, CONTEXT, PATHS)
-    assert torch.equal(values, before)  # the target's logits are not ours to change
+    assert torch.equal(values, before)  # the target's logits do not change
     torch.testing.assert_close(result, row_by_row(theirs, values))
     assert not torch.equal(result, values)
 
 
-def test_a_processor_that_is_blind_to_the_path_would_be_caught() -> None:
+def test_penalties_without_the_path_differ_from_transformers() -> None:
     ours, theirs = pairs()["repetition"]
     blind = ours.apply(logits(), CONTEXT, [[]] * len(PATHS))
     assert not torch.equal(blind, row_by_row(theirs, logits()))
@@ -125,7 +125,7 @@ def test_nodes_together_are_nodes_one_by_one(paths: list[list[int]]) -> None:
         torch.testing.assert_close(together, torch.cat(alone))
 
 
-def test_a_processor_of_the_user_is_called_as_plain_decoding_calls_it() -> None:
+def test_a_callers_processor_gets_each_node_with_its_path() -> None:
     calls = []
 
     def record(ids: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_a_processor_of_the_user_is_called_as_plain_decoding_calls_it() -> None:
     torch.testing.assert_close(result, logits(2) + 1)
 
 
-def test_only_what_was_requested_is_built() -> None:
+def test_only_requested_processors_are_built() -> None:
     assert build_processors(Sampling(), 3, [1]) == []
     assert build_processors(Sampling(min_new_tokens=3), 3, []) == []  # nothing could end it
     everything = Sampling(
@@ -158,7 +158,7 @@ HONOURED = [name for name in greedy() if name not in REFUSED]
 
 
 def model_that_asks(**request: Any) -> Any:
-    """Return a model with these settings in its generation config, and no end but theirs."""
+    """Return a model with these settings, and end tokens from them alone."""
     model = copy.deepcopy(tiny.model("llama"))
     for name, value in {"eos_token_id": None, "pad_token_id": PAD, **request}.items():
         setattr(model.generation_config, name, value)
@@ -188,8 +188,8 @@ def ours(model: Any, sampling: Sampling | None = None, **options: Any) -> list[l
 
 
 @pytest.mark.parametrize("name", HONOURED)
-def test_defaults_greedy_text_is_that_of_transformers(name: str) -> None:
-    """Whether the model asks for a setting or, where it may, the call."""
+def test_greedy_text_under_each_setting_equals_that_of_transformers(name: str) -> None:
+    """The setting is the model's or, if a call may have it, the call's."""
     settings = greedy()[name]
     of_a_call = {each.name for each in fields(Sampling)} | {"eos_token_id", "pad_token_id"}
     model = model_that_asks(**settings)
@@ -205,7 +205,7 @@ def test_defaults_greedy_text_is_that_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[5], [5, 6, 7]])
-def test_a_first_token_that_is_forced_and_what_may_not_follow_it(prompt: list[int]) -> None:
+def test_forced_first_tokens_and_suppressed_tokens_after_them(prompt: list[int]) -> None:
     def written(model: Any) -> list[int]:
         out = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)
         result = Engine(model, drafter=None).generate(prompt, max_new_tokens=NEW).tokens
@@ -237,7 +237,7 @@ def test_several_settings_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_only_the_bridge_can_follow_is_refused_by_name(name: str) -> None:
+def test_settings_that_the_bridge_alone_applies_are_refused_by_name(name: str) -> None:
     model = model_that_asks(**greedy()[name])
     with pytest.raises(InputError, match=name.split(",")[0]):
         ours(model)
@@ -347,7 +347,7 @@ def test_the_default_dtype_changes_no_score(kind: torch.dtype, sampling: Samplin
         assert [each.logprobs for each in result] == [each.logprobs for each in expected]
 
 
-def test_what_chooses_among_tokens_is_the_sampling_s() -> None:
+def test_sampling_replaces_searches_and_filters_of_the_config() -> None:
     request: dict[str, Any] = {"do_sample": True, "num_beams": 3}
     for settings in SAMPLED.values():
         request |= settings
@@ -356,7 +356,7 @@ def test_what_chooses_among_tokens_is_the_sampling_s() -> None:
     assert ours(model_that_asks(**request), sampling) == ours(model_that_asks(), sampling)
 
 
-def test_what_the_call_says_stands_before_what_the_model_says() -> None:
+def test_settings_of_the_call_override_those_of_the_model() -> None:
     one, two = plain()
     model = model_that_asks(
         repetition_penalty=1.5,
@@ -381,7 +381,7 @@ def test_what_the_call_says_stands_before_what_the_model_says() -> None:
     assert mild.with_defaults(None) == mild
 
 
-def test_ids_that_the_model_never_writes_are_passed_over() -> None:
+def test_ids_beyond_the_vocabulary_are_ignored_in_configs() -> None:
     one, two = plain()
     model = model_that_asks(
         suppress_tokens=[one[2], 10**6, -1],
@@ -398,14 +398,14 @@ def test_settings_out_of_range_are_named() -> None:
         ours(model_that_asks(repetition_penalty=-1.0))
 
 
-def test_a_model_without_a_config_asks_for_nothing() -> None:
+def test_a_model_without_a_config_adds_no_processors() -> None:
     assert default_processors(None, torch.tensor([[1, 2]]), 9, [3], 97) == []
     assert Sampling().with_defaults(None) == Sampling()
     config = tiny.model("llama").generation_config
     assert default_processors(config, torch.tensor([[1, 2]]), 9, [3], 97) == []
 
 
-def test_the_margin_of_a_choice_is_that_of_the_model_s_its_settings() -> None:
+def test_margins_include_the_settings_of_the_model() -> None:
     model = model_that_asks(repetition_penalty=1.5, suppress_tokens=[plain()[0][2]])
     engine = Engine(model, drafter=None)
     text = engine.generate(PROMPTS[0], max_new_tokens=NEW)

@@ -33,7 +33,7 @@ def test_a_stop_string_ends_the_text_where_it_is_complete(text: str, data: st.Da
     assert state.text == text[: text.index(stop)]
 
 
-def test_looking_ahead_agrees_with_what_follows_and_changes_nothing() -> None:
+def test_peek_agrees_with_push_and_changes_nothing() -> None:
     bpe, tokens = tiny.bpe_tokenizer(), encode("the draft. € then more")
     state = StopState(StopRule(frozenset(), 1000, ("€ t",)), bpe)
     state.push(tokens[0])
@@ -74,7 +74,7 @@ def test_criteria_see_prompt_and_text_after_every_token() -> None:
 
 
 @pytest.mark.parametrize("verdict", [None, "yes", [None], []])
-def test_a_criterion_that_does_not_tell_is_named(verdict: Any) -> None:
+def test_a_criterion_without_a_verdict_is_refused(verdict: Any) -> None:
     state = StopState(StopRule(frozenset(), 9, criteria=(lambda ids, scores: verdict,)), None, [8])
     with pytest.raises(InputError, match=r"criterion returned .*; expected True"):
         state.push(1)
@@ -94,7 +94,7 @@ def test_a_cycle_counts_from_its_third_round_and_some_tokens_on(
 
 
 @given(st.lists(st.integers(0, 400), unique=True, max_size=300))
-def test_what_never_comes_back_is_no_repetition(tokens: list[int]) -> None:
+def test_distinct_tokens_are_no_repetition(tokens: list[int]) -> None:
     assert not repeats(tokens)
 
 
@@ -103,7 +103,7 @@ def test_the_longest_cycle() -> None:
     assert not repeats(list(range(stopping.LONGEST + 1)) * stopping.ROUNDS)
 
 
-def test_the_prompt_is_not_looked_at() -> None:
+def test_repetition_in_the_prompt_does_not_count() -> None:
     ids = torch.tensor([[7] * 40])
     assert EndRepetition(0)(ids, ids)
     assert not EndRepetition(20)(ids, ids)

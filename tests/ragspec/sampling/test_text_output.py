@@ -1,4 +1,4 @@
-"""The text of tokens, however they come: pieces join to the decoding of the whole, up to a stop."""
+"""Text output: pieces join to the decoding of all tokens, up to the first stop string."""
 
 import copy
 import gc
@@ -90,7 +90,7 @@ def pieces(output: TextOutput, tokens: list[int]) -> list[str]:
 
 
 def decoded(kind: str, prompt: list[int], tokens: list[int], skip: bool = True) -> str:
-    """Return what the text of tokens after a prompt is by definition."""
+    """Return the text of tokens after a prompt by its definition."""
     decode = partial(tokenizer(kind).decode, skip_special_tokens=skip)
     before = str(decode(prompt))
     assume(not before.endswith("\ufffd"))  # it may be half of a character
@@ -234,7 +234,7 @@ def test_spaces_that_three_tokens_remove_are_held_back() -> None:
         assert output.piece() == piece  # "go n" becomes "gon't"
 
 
-def test_only_what_may_begin_a_stop_is_held_back() -> None:
+def test_only_the_beginning_of_a_stop_is_held_back() -> None:
     output = TextOutput(tokenizer("byte-level"), (), ["\nAnswer", "dog"])
     output.push(encode("the cat\n"))
     assert output.piece() == "the cat"
@@ -245,7 +245,7 @@ def test_only_what_may_begin_a_stop_is_held_back() -> None:
     assert output.piece(ends=True) == "d"
 
 
-def test_tokenizers_that_decode_otherwise_are_asked_themselves() -> None:
+def test_tokenizers_with_another_decode_are_called() -> None:
     class current(PreTrainedTokenizerFast):  # type: ignore[misc]
         def _decode(self, *args: Any, **kwargs: Any) -> str:
             return "x" * len(args[0] if args else kwargs["token_ids"])
@@ -261,7 +261,7 @@ def test_tokenizers_that_decode_otherwise_are_asked_themselves() -> None:
 
 
 @pytest.mark.parametrize("kind", ["word-piece", "byte-level"])
-def test_a_tokenizer_is_freed_when_nobody_else_has_it(kind: str) -> None:
+def test_decoders_keep_no_tokenizer_alive(kind: str) -> None:
     local = copy.deepcopy(tokenizer(kind))
     output = TextOutput(local, (), ["x"])
     output.push([1, 2])
@@ -286,7 +286,7 @@ def test_a_character_that_the_prompt_begins_is_part_of_the_text(kind: str) -> No
     assert output.text == "€b"
 
 
-def test_a_broken_character_does_not_hold_the_text_for_ever() -> None:
+def test_an_incomplete_character_ends_with_the_next_one() -> None:
     output = TextOutput(tokenizer("byte-level"))
     output.push(encode("€")[:1])
     assert output.piece() == ""
@@ -294,7 +294,7 @@ def test_a_broken_character_does_not_hold_the_text_for_ever() -> None:
     assert output.piece() == "\ufffdok"
 
 
-def test_looking_ahead_does_not_disturb_the_text() -> None:
+def test_completes_stop_does_not_change_the_text() -> None:
     output = TextOutput(tokenizer("byte-level"), (), ["xyz"])
     output.push(encode("abc€")[:-1])
     assert output.completes_stop([*encode("€")[-1:], *encode("xyz")]) and not output.stopped
