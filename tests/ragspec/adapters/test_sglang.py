@@ -118,9 +118,12 @@ def arguments(**changed: Any) -> SimpleNamespace:
     return SimpleNamespace(**record | changed)
 
 
-def target() -> SimpleNamespace:
+def worker_of(args: SimpleNamespace) -> Any:
+    """Return the worker of the only algorithm that is registered."""
+    (algorithm,) = SpeculativeAlgorithm.known.values()
     config = SimpleNamespace(vocab_size=200, context_len=512)
-    return SimpleNamespace(model_runner=SimpleNamespace(model_config=config), tokenizer=None)
+    target = SimpleNamespace(model_runner=SimpleNamespace(model_config=config), tokenizer=None)
+    return algorithm.factory(args)(args, 0, 0, target)
 
 
 def test_the_plugin_is_detected_by_its_entry_point() -> None:
@@ -137,7 +140,7 @@ def test_the_algorithm_is_served_as_ngram_with_our_trees() -> None:
     assert algorithm.is_ngram() and not algorithm.has_draft_kv()
     args = arguments()
     algorithm.handle_server_args(args)
-    worker = algorithm.factory(args)(args, 0, 0, target())
+    worker = worker_of(args)
     assert isinstance(worker, NGRAMWorker)
     assert isinstance(worker.ngram_corpus, TreeCorpus)
     # More than the last four tokens count: the text before them is lent.
@@ -156,7 +159,7 @@ def test_a_breadth_of_one_drafts_chains() -> None:
     register()
     args = arguments(speculative_ngram_max_bfs_breadth=1, page_size=16)
     SpeculativeAlgorithm.known["RAGSPEC"].handle_server_args(args)
-    worker = SpeculativeAlgorithm.known["RAGSPEC"].factory(args)(args, 0, 0, target())
+    worker = worker_of(args)
     text = [1, 2, 3, 4, 5, 1, 2, 3, 9, 9, 1, 2, 3]
     _, masks = worker.ngram_corpus.batch_get(["a"], [text], [len(text)])
     depth = masks.reshape(12, 12).sum(axis=1)
@@ -204,9 +207,8 @@ def test_options_are_checked(options: dict[str, Any], error: type[Exception]) ->
 
 def test_an_unknown_drafter_is_reported_when_the_worker_starts() -> None:
     register("OTHER", drafter="contxt")
-    args = arguments(speculative_num_draft_tokens=8, speculative_eagle_topk=1)
     with pytest.raises(UnknownNameError):
-        SpeculativeAlgorithm.known["OTHER"].factory(args)(args, 0, 0, target())
+        worker_of(arguments(speculative_num_draft_tokens=8, speculative_eagle_topk=1))
 
 
 def test_another_registry_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

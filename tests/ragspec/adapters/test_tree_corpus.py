@@ -102,11 +102,13 @@ def test_requests_that_were_forgotten_are_read_again_as_a_whole() -> None:
     assert sum(decode(corpus(), 6, retract=0.3)) < 6 * 80 / 2
 
 
-def test_a_request_id_with_another_text_is_read_again() -> None:
+def test_a_request_id_with_another_text_is_read_again_and_reset_forgets_all() -> None:
     instance = corpus()
     instance.batch_get(["a"], [[1, 2, 3, 1, 2]], [5])
     ((tokens, _),) = rows(instance.batch_get(["a"], [[7, 8, 9, 7, 8, 9, 7]], [7]))
     assert tokens[:3].tolist() == [7, 8, 9]
+    instance.reset()
+    assert not instance._texts
 
 
 def test_requests_share_no_drafts() -> None:
@@ -123,14 +125,6 @@ def test_external_corpora_are_refused_with_a_remedy() -> None:
     assert instance.remaining_token_budget == 0 and not instance.list_external_corpora()
     with pytest.raises(InputError, match=r"ragspec store build.*register"):
         instance.load_external_corpus_named("books", [[1, 2]])
-
-
-def test_reset_forgets_requests() -> None:
-    instance = corpus()
-    instance.batch_get(["a"], [[1, 2, 3]], [3])
-    instance.reset()
-    ((tokens, _),) = rows(instance.batch_get(["a"], [[4, 5, 4]], [3]))
-    assert tokens[1] == 5
 
 
 def test_a_store_is_drafted_from(tmp_path: Path) -> None:

@@ -1,4 +1,9 @@
+"""The proposer in a driver like vLLM's, and with --slow in vLLM itself (its CPU build will do)."""
+
+import os
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -7,8 +12,8 @@ import numpy as np
 import pytest
 
 from ragspec.adapters import host_text
-from ragspec.adapters.host_text import HostText
-from ragspec.adapters.vllm import RUNNER, Proposer, check_host
+from ragspec.adapters.host_text import HostOptions, HostText
+from ragspec.adapters.vllm import RUNNER, KnownTexts, Proposer, check_host
 from ragspec.errors import HostError, InputError, StoreError, UnknownNameError
 from ragspec.retrievers import CorpusIndex
 from ragspec.retrievers.methods.context import ContextSession
@@ -191,7 +196,7 @@ def test_no_vllm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_text_learns_from_the_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = host_text.host_drafter(host_text.HostOptions(drafter="context"))
+    drafter = host_text.host_drafter(HostOptions(drafter="context"))
     text = HostText(drafter, [1, 2, 3, 4, 1, 2], VOCAB)
     tree = text.draft(4, 50)
     assert tree.tokens.tolist()[0] == 3
@@ -202,3 +207,76 @@ def test_a_text_learns_from_the_accepted_tokens(monkeypatch: pytest.MonkeyPatch)
     text.refresh([9])
     assert len(steps) == 1  # nothing had been drafted
     assert text.tokens == [1, 2, 3, 4, 1, 2, 3, 4, 8, 9]
+
+
+ENDING = list(range(40))
+
+
+def texts(idle: int = 8) -> KnownTexts:
+    drafter = host_text.host_drafter(HostOptions(drafter="lookup"))
+    return KnownTexts(lambda text: HostText(drafter, text.tolist(), 100), idle)
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, dtype=np.int64)
+
+
+def take(known: KnownTexts, *texts: np.ndarray) -> list[HostText]:
+    return known.refresh((text, []) for text in texts)
+
+
+def test_texts_with_equal_endings_have_different_sessions() -> None:
+    known = texts()
+    one, other = take(known, ids(7, *ENDING), ids(8, *ENDING))
+    again = take(known, ids(8, *ENDING), ids(7, *ENDING))
+    assert again[0] is other and again[1] is one
+
+
+def test_equal_texts_have_a_session_each() -> None:
+    known = texts()
+    pair = take(known, ids(*ENDING), ids(*ENDING))
+    assert pair[0] is not pair[1]
+    *again, third = take(known, *[ids(*ENDING)] * 3)
+    assert {id(each) for each in again} == {id(each) for each in pair}
+    assert third not in pair
+
+
+def test_a_text_is_identified_by_its_current_tokens() -> None:
+    known = texts()
+    (text,) = known.refresh([(ids(1, 2), [3])])
+    before, after = take(known, ids(1, 2), ids(1, 2, 3))
+    assert before is not text and after is text
+
+
+def test_the_least_recently_used_session_is_dropped_first() -> None:
+    known = texts(idle=2)
+    instance = [take(known, ids(number))[0] for number in range(3)]
+    take(known)
+    assert len(known._sessions) == 2
+    first, *others = take(known, *map(ids, range(3)))
+    assert first is not instance[0]
+    assert others == instance[1:]
+
+
+def test_the_tokens_of_idle_texts_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragspec.adapters.vllm.IDLE_TOKENS", 50)
+    known = texts()
+    for start in (1, 2, 3):
+        take(known, ids(start, *ENDING[:20]))
+    take(known)
+    assert len(known._sessions) == 2
+    take(known, ids(9, *ENDING))
+    take(known)
+    assert len(known._sessions) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+def test_text_is_that_of_plain_vllm_and_chains_are_accepted(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(root / "benchmarks" / "vllm_chains.py"), "--items", "4"],
+        capture_output=True, encoding="utf-8", check=False,
+        env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal to plain vLLM: 4" in done.stdout

@@ -245,14 +245,6 @@ def test_a_call_within_a_step_is_refused_and_one_between_steps_is_served(plain: 
     assert result.tokens == plain.generate([1, 2, 3], max_new_tokens=3, ignore_eos=True).tokens
 
 
-def test_a_session_stays_open_while_it_is_held(plain: Engine) -> None:
-    engine = plain.with_limits(8)
-    with engine.scheduler.hold():
-        engine.generate([1, 2], max_new_tokens=2)
-        assert engine.scheduler.session is not None
-    assert engine.scheduler.session is None
-
-
 def test_a_thread_takes_the_steps_of_two_callers(plain: Engine) -> None:
     engine = plain.with_limits(8)
     requests, _ = engine.prepare([[1, 2], [3, 4]], None, {"max_new_tokens": 4})

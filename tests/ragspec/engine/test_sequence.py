@@ -156,12 +156,7 @@ class Holding(StatefulProcessor):
 
     def __init__(self, **held: Any) -> None:
         super().__init__()
-        self.held: list[Any] = []
         vars(self).update(held)
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.held.append(vars(self).get("model"))
-        return super().__call__(ids, scores)
 
 
 def test_copies_share_models_and_the_tokenizer(model: Any) -> None:
@@ -194,27 +189,20 @@ class Rows:
 
     def of_row(self, row: int) -> Any:
         self.queries.append(row)
-
-        def favour(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            return scores.index_fill(1, torch.tensor([10 + row]), 1e9)
-
-        return favour
+        return lambda ids, scores: scores.index_fill(1, torch.tensor([10 + row]), 1e9)
 
 
-def test_an_object_may_make_the_processor_of_each_text(model: Any) -> None:
-    inputs = Rows()
-    engine = Engine(model, drafter=None, max_batch_size=2)
-    result = written(engine, PROMPTS, Sampling(temperature=1.0, n=2), [inputs])
-    assert inputs.queries == list(range(6))
-    assert result == [[10 + row] * NEW for row in range(6)]
+class Lengths:
+    """Makes a criterion for each of two samples of each prompt."""
+
+    def of_row(self, row: int) -> Any:
+        return lambda ids, scores: ids.shape[1] >= len(PROMPTS[row // 2]) + 2 + row
 
 
-def test_an_object_may_make_the_criterion_of_each_text(model: Any) -> None:
-    class Lengths:
-        def of_row(self, row: int) -> Any:
-            return lambda ids, scores: ids.shape[1] >= len(PROMPTS[row]) + 2 + row
-
-    results = Engine(model, drafter=None, max_batch_size=2).generate(
-        PROMPTS, max_new_tokens=NEW, ignore_eos=True, stopping_criteria=[Lengths()]
-    )
-    assert [len(result.tokens) for result in results] == [2, 3, 4]
+def test_objects_may_make_the_processor_and_the_criterion_of_each_text(model: Any) -> None:
+    engine, rows = Engine(model, drafter=None, max_batch_size=2), Rows()
+    options: Any = {"max_new_tokens": NEW, "ignore_eos": True, "stopping_criteria": [Lengths()]}
+    sampling = Sampling(temperature=1.0, n=2)
+    results = engine.generate(PROMPTS, sampling, logits_processor=[rows], **options)
+    assert rows.queries == list(range(6))
+    assert [each.tokens for each in flat(results)] == [[10 + n] * (2 + n) for n in range(6)]
