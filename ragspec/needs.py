@@ -8,7 +8,7 @@ a text begins and raises the error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 from ragspec.errors import RagspecError, RuleError, UnsupportedModelError
@@ -125,7 +125,8 @@ class Capabilities:
 
     def lacking(self, needs: Needs) -> list[str]:
         """Return the names of the needs that are not met."""
-        return [name for name in _LACKS if getattr(needs, name) and not getattr(self, name)]
+        needed, offered = asdict(needs), asdict(self)
+        return [name for name in _LACKS if needed[name] and not offered[name]]
 
 
 def match(part: str, needs: Needs, offered: Capabilities, kind: DraftKind | None = None) -> None:

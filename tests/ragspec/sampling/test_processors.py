@@ -82,12 +82,6 @@ def test_every_node_gets_what_transformers_gives_its_path(name: str) -> None:
     assert not torch.equal(result, values)
 
 
-def test_penalties_without_the_path_differ_from_transformers() -> None:
-    ours, theirs = pairs()["repetition"]
-    blind = ours.apply(logits(), CONTEXT, [[]] * len(PATHS))
-    assert not torch.equal(blind, row_by_row(theirs, logits()))
-
-
 def test_nothing_is_penalised_before_the_first_generated_token() -> None:
     penalty, values = Penalties(presence=2.0, prompt_length=len(CONTEXT)), logits(1)
     assert torch.equal(penalty.apply(values, CONTEXT, [[]]), values)
