@@ -72,7 +72,7 @@ class Retrieval:
             f"over {pluralize(self.strides, 'stride')}{right}{back}."
         ) + (" Repeated queries had other answers." if self.changed else "")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the counts and events as JSON types."""
         return asdict(self) | {"search_ms": {str(n): ms for n, ms in self.search_ms.items()}}
 
