@@ -12,9 +12,11 @@ from harness.long import long
 from harness.retrieval import retrieval
 from harness.store import store
 
+from ragspec.pipelines.console.records import add_command
+
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 for command in (image, knn, long, retrieval, store):
-    app.command()(command)
+    add_command(app, command)
 
 if __name__ == "__main__":
     app()

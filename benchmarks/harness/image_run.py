@@ -57,6 +57,7 @@ def run_image_bench(
     if json is not None:
         record = {
             **asdict(options),
+            "variants": options.names,
             "rows": [row.to_dict() for row in rows],
             "frechet_null": None if quality is None else asdict(quality.null),
             "frechet_plain_batches": None if quality is None else quality.batches,
@@ -106,7 +107,7 @@ def _prepare_codes(
 ) -> Prepared:
     from harness.image_variants import build_variant, default_variants, parse_variants
 
-    names = options.variants
+    names = options.names
     if not names and base.folder is not None:
         parts, codes = base.folder, int(base.model.config.vocab_size)
         names = default_variants(codes, bool(parts.draft), bool(parts.head))
@@ -126,7 +127,7 @@ def _prepare_latents(
     def build(variant: Variant, budget: Any, batch_size: int) -> ImagePipeline:
         return build_latent_variant(variant, base, budget, batch_size)
 
-    return Prepared(base, parse_latent_variants(options.variants or USUAL), series, True, build)
+    return Prepared(base, parse_latent_variants(options.names or USUAL), series, True, build)
 
 
 def _prepare_masked(
@@ -137,7 +138,7 @@ def _prepare_masked(
     def build(variant: Variant, budget: Any, batch_size: int) -> Any:
         return build_masked_variant(variant, base, budget, batch_size, options.prefill)
 
-    variants = parse_masked_variants(options.variants or USUAL)
+    variants = parse_masked_variants(options.names or USUAL)
     return Prepared(base, variants, series, True, build, masked=True)
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console.checks import check_output
 from ragspec.pipelines.console.options import silence_transformers
+from ragspec.pipelines.console.records import option, split, takes_records
+from ragspec.pipelines.console.texts import TextColumns, read_texts
 from ragspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
@@ -87,74 +87,78 @@ class Row:
         }
 
 
-def knn(
-    datastore: Annotated[Path, typer.Option(help="Datastore of `ragspec datastore build`.")],
-    texts: Annotated[
-        list[str], typer.Option(help="Folders or files of texts to continue; repeatable.")
-    ],
-    model: Annotated[str, typer.Option(help="Name or folder of the target model.")] = "starter",
-    neighbours: Annotated[
-        str, typer.Option("--knn", help="Numbers of neighbours, comma-separated: 32,1024.")
-    ] = "32",
-    drafters: Annotated[
-        str,
-        typer.Option(help="Drafters to compare both variants with, comma-separated: none,auto."),
-    ] = "none",
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Temperature of sampling; 0 is greedy.")
-    ] = 0.8,
-    items: Annotated[int, typer.Option(min=1, help="Texts of each row.")] = 10,
-    tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of a text.")] = 64,
-    dtype: Annotated[
-        str, typer.Option(help="Precision of the weights: float32, bfloat16, float16 or auto.")
-    ] = "float32",
-    out: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this JSON file.")
-    ] = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class KnnBenchOptions:
+    """The datastore, the texts to continue and the rows to measure."""
+
+    datastore: Path = option(..., "Datastore of `ragspec datastore build`.")
+    texts: list[str] = option(..., "Folders or files of texts to continue; repeatable.")
+    model: str = option("starter", "Name or folder of the target model.")
+    neighbours: str = option("32", "Numbers of neighbours, comma-separated: 32,1024.", "--knn")
+    drafters: str = option(
+        "none", "Drafters to compare both variants with, comma-separated: none,auto."
+    )
+    temperature: float = option(0.8, "Temperature of sampling; 0 is greedy.", min=0.0)
+    items: int = option(10, "Texts of each row.", min=1)
+    tokens: int = option(64, "Most new tokens of a text.", min=1)
+    dtype: str = option("float32", "Precision of the weights: float32, bfloat16, float16 or auto.")
+    json: Path | None = option(None, "Write the rows to this JSON file.")
+
+    def __post_init__(self) -> None:
+        check_output(self.json)
+        if not self.sizes:
+            raise InputError(
+                f"Expected --knn with numbers, got {self.neighbours!r}. Write 32,1024."
+            )
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of neighbours."""
+        return [int(each) for each in split(self.neighbours) if each.isdecimal()]
+
+
+@takes_records
+def knn(options: KnnBenchOptions) -> None:
     """Compare a kNN language model that waits for each search with a speculative one."""
     from rich.console import Console
 
     from ragspec.engine.engine import Engine
     from ragspec.models.load import load_model
     from ragspec.pipelines.knn.knn_lm import KnnLM as AnyLM
-    from ragspec.retrievers.knn.datastore import Datastore as AnyStore
+    from ragspec.retrievers.knn.datastore import Datastore
 
-    check_output(out)
     silence_transformers()
-    sizes = [int(each) for each in neighbours.split(",") if each.strip().isdecimal()]
-    if not sizes:
-        raise InputError(f"Expected --knn with numbers, got {neighbours!r}. Write 32,1024.")
-    prompts = _prompts(texts, items)
-    store = AnyStore.open(datastore, verify="size")
-    loaded, tokenizer = load_model(model, "auto", dtype)
+    prompts = _prompts(options.texts, options.items)
+    store = Datastore.open(options.datastore, verify="size")
+    loaded, tokenizer = load_model(options.model, "auto", options.dtype)
     rows: list[dict[str, Any]] = []
     console = Console(width=140)
     with Console(stderr=True).status("opening the datastore") as status:
-        for drafter in drafters.split(","):
+        for drafter in split(options.drafters):
             engine = Engine(loaded, tokenizer, None if drafter == "none" else drafter)
-            for k in sizes:
+            for k in options.sizes:
                 lms = {
                     variant: AnyLM(engine, store, k=k, speculate=variant) for variant in VARIANTS
                 }
                 row = Row(k, drafter, lms)
-                for lm in row.lms.values():  # warms up and times tokens and searches
-                    lm.generate(prompts[-1], Sampling(temperature, seed=0), max_new_tokens=24)
+                for lm in lms.values():  # warms up and times tokens and searches
+                    sampling = Sampling(options.temperature, seed=0)
+                    lm.generate(prompts[-1], sampling, max_new_tokens=24)
                 for turn, prompt in enumerate(prompts):
                     status.update(f"k {k}, drafter {drafter}: {turn + 1}/{len(prompts)}")
-                    row.run(prompt, Sampling(temperature, seed=turn), tokens, turn)
+                    sampling = Sampling(options.temperature, seed=turn)
+                    row.run(prompt, sampling, options.tokens, turn)
                 rows.append(row.to_dict())
                 console.print_json(data=rows[-1])
-    if out is not None:
-        facts = {"model": model, "keys": len(store), "temperature": temperature, "dtype": dtype}
+    if options.json is not None:
+        facts = {name: getattr(options, name) for name in ("model", "temperature", "dtype")}
+        facts["keys"] = len(store)
         text = json.dumps({"facts": facts, "rows": rows}, indent=1)
-        out.write_text(text + "\n", encoding="utf-8")
+        options.json.write_text(text + "\n", encoding="utf-8")
 
 
 def _prompts(texts: Sequence[str], items: int) -> list[str]:
     """Return the first characters of texts, spread over those that are long enough."""
-    from ragspec.pipelines.console.texts import TextColumns, read_texts
-
     strings = (each for each in read_texts(texts, TextColumns()) if isinstance(each, str))
     long = list(islice((each for each in strings if len(each) >= MIN_TEXT), 100 * items))
     if not long:

@@ -11,13 +11,12 @@ import json as codec
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console.checks import check_output
 from ragspec.pipelines.console.options import silence_transformers
+from ragspec.pipelines.console.records import option, split, takes_records
 
 if TYPE_CHECKING:
     from harness.long_table import LongRow, TaskRecord
@@ -34,96 +33,64 @@ T = TypeVar("T", int, float)
 
 @dataclass(frozen=True, slots=True)
 class LongBenchOptions:
-    """The options of one `bench.py long` but its files, see the command's help."""
+    """The options of one `bench.py long` but its files."""
 
-    model: str
-    dtype: str
-    device: str
-    lengths: tuple[int, ...]
-    kinds: tuple[str, ...]
-    variants: tuple[str, ...]
-    draft_model: str | None
-    peer: bool
-    retrieval: bool
-    etas: tuple[float, ...]
-    documents: int
-    items: int
-    questions: int
-    new_tokens: int
-    start: int
-    seed: int
-
-
-def long(
-    data: Annotated[
-        Path,
-        typer.Option(help="Folder of documents; its docqa/ may hold questions with gold answers."),
-    ],
-    model: Annotated[str, typer.Option(help="Name or folder of the target model.")] = "smollm2",
-    lengths: Annotated[
-        str, typer.Option(help="Tokens to read of each document, comma-separated.")
-    ] = "7000",
-    kinds: Annotated[str, typer.Option(help=f"Kinds of tasks, comma-separated: {KINDS}.")] = KINDS,
-    variants: Annotated[
-        str,
-        typer.Option(
-            help="Drafters to compare with plain decoding: names of `ragspec drafters` or folders "
-            "of heads. A plus sign fuses drafters; :N sets trees of N nodes instead of the budget."
-        ),
-    ] = VARIANTS,
-    draft_model: Annotated[
-        str | None,
-        typer.Option(help="Name or folder of the draft model; 'self' for the target itself."),
-    ] = None,
-    peer: Annotated[bool, typer.Option(help="Also run generate of transformers.")] = False,
-    retrieval: Annotated[
-        bool, typer.Option(help="Also answer from retrieved passages alone.")
-    ] = False,
-    eta: Annotated[
-        str,
-        typer.Option(help="Strengths of steering by a draft model over retrieved chunks: 5,10,20."),
-    ] = "",
-    documents: Annotated[int, typer.Option(min=1, help="Documents of each length.")] = 3,
-    items: Annotated[int, typer.Option(min=1, help="Tasks of a kind over each document.")] = 3,
-    questions: Annotated[int, typer.Option(min=1, help="Most questions with gold answers.")] = 40,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 64,
-    start: Annotated[int, typer.Option(min=0, help="First token to read.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Random seed of the choice of quotations.")] = 0,
-    dtype: Annotated[
-        str, typer.Option(help="Precision of the weights: float32, bfloat16, float16 or auto.")
-    ] = "float32",
-    device: Annotated[
-        str, typer.Option(help="Device of the model: cpu, an accelerator or auto.")
-    ] = "auto",
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this JSON file.")
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(help="Write curves by length to this page (HTML).")
-    ] = None,
-) -> None:
-    """Compare variants of answering over long documents, each of which is read once."""
-    for path in (json, page):
-        check_output(path)
-    options = LongBenchOptions(
-        model=model,
-        dtype=dtype,
-        device=device,
-        lengths=_numbers(lengths, "--lengths", int),
-        kinds=_names(kinds),
-        variants=_names(variants),
-        draft_model=draft_model,
-        peer=peer,
-        retrieval=retrieval,
-        etas=_numbers(eta, "--eta", float) if eta else (),
-        documents=documents,
-        items=items,
-        questions=questions,
-        new_tokens=new_tokens,
-        start=start,
-        seed=seed,
+    model: str = option("smollm2", "Name or folder of the target model.")
+    dtype: str = option("float32", "Precision of the weights: float32, bfloat16, float16 or auto.")
+    device: str = option("auto", "Device of the model: cpu, an accelerator or auto.")
+    lengths: str = option("7000", "Tokens to read of each document, comma-separated.")
+    kinds: str = option(KINDS, f"Kinds of tasks, comma-separated: {KINDS}.")
+    variants: str = option(
+        VARIANTS,
+        "Drafters to compare with plain decoding: names of `ragspec drafters` or folders of "
+        "heads. A plus sign fuses drafters; :N sets trees of N nodes instead of the budget.",
     )
-    run_long_bench(options, data, json, page)
+    draft_model: str | None = option(
+        None, "Name or folder of the draft model; 'self' for the target itself."
+    )
+    peer: bool = option(False, "Also run generate of transformers.")
+    retrieval: bool = option(False, "Also answer from retrieved passages alone.")
+    eta: str = option("", "Strengths of steering by a draft model over retrieved chunks: 5,10,20.")
+    documents: int = option(3, "Documents of each length.", min=1)
+    items: int = option(3, "Tasks of a kind over each document.", min=1)
+    questions: int = option(40, "Most questions with gold answers.", min=1)
+    new_tokens: int = option(64, "Most tokens of an answer.", min=2)
+    start: int = option(2000, "First token to read.", min=0)
+    seed: int = option(0, "Random seed of the choice of quotations.")
+
+    def __post_init__(self) -> None:
+        self.parsed()
+
+    def parsed(self) -> dict[str, tuple[Any, ...]]:
+        """Return the values of the comma-separated options; raise InputError for others."""
+        return {
+            "lengths": _numbers(self.lengths, "--lengths", int),
+            "kinds": _names(self.kinds),
+            "variants": _names(self.variants),
+            "etas": _numbers(self.eta, "--eta", float) if self.eta else (),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LongCommand:
+    """The options of `bench.py long`, and its files."""
+
+    options: LongBenchOptions
+    data: Path = option(
+        ..., "Folder of documents; its docqa/ may hold questions with gold answers."
+    )
+    json: Path | None = option(None, "Write the rows to this JSON file.")
+    page: Path | None = option(None, "Write curves by length to this page (HTML).")
+
+    def __post_init__(self) -> None:
+        for path in (self.json, self.page):
+            check_output(path)
+
+
+@takes_records
+def long(command: LongCommand) -> None:
+    """Compare variants of answering over long documents, each of which is read once."""
+    run_long_bench(command.options, command.data, command.json, command.page)
 
 
 def run_long_bench(
@@ -136,8 +103,9 @@ def run_long_bench(
     from ragspec.pipelines.console.terminal import Terminal, progress
 
     silence_transformers()
+    parsed = options.parsed()
     plan = plan_tasks(
-        *(data, options.kinds, options.lengths),
+        *(data, parsed["kinds"], parsed["lengths"]),
         documents=options.documents,
         items=options.items,
         questions=options.questions,
@@ -154,7 +122,7 @@ def run_long_bench(
                 records.append(each)
                 rows = rows_of(records)
                 if json is not None:
-                    _write(json, asdict(options), rows, records)
+                    _write(json, asdict(options) | parsed, rows, records)
     finally:
         for title, table in tables(rows):
             terminal.table(title, COLUMNS, table)
@@ -162,7 +130,7 @@ def run_long_bench(
             write_lengths(rows, _summarise(options, len(records)), page)
     if not records:
         raise InputError(
-            f"Expected tasks over {data} at {', '.join(map(str, options.lengths))} tokens, got "
+            f"Expected tasks over {data} at {', '.join(map(str, parsed['lengths']))} tokens, got "
             "none. Choose longer --lengths, so that parts hold evidence or sentences to quote."
         )
 
@@ -185,8 +153,9 @@ def _build_variants(options: LongBenchOptions) -> tuple[Engine, list[Variant]]:
     draft = engine.model if options.draft_model == SELF else None
     if options.draft_model is not None and draft is None:
         draft = load_model(options.draft_model, options.device, options.dtype)[0]
-    variants = make_variants(options.variants, engine, draft)
-    variants += steered_variants(options.etas, engine, draft)
+    parsed = options.parsed()
+    variants = make_variants(parsed["variants"], engine, draft)
+    variants += steered_variants(parsed["etas"], engine, draft)
     variants += [PeerVariant(engine)] if options.peer else []
     variants += [RetrievalVariant(engine)] if options.retrieval else []
     return engine, variants
@@ -272,4 +241,4 @@ def _numbers(text: str, option: str, kind: Callable[[str], T]) -> tuple[T, ...]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    return tuple(dict.fromkeys(split(text)))
