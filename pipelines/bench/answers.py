@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ragspec.errors import DocumentError, InputError
-from ragspec.pipelines.bench.measure import RowsOption
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import argument, option, setting, takes_records
@@ -34,7 +33,7 @@ class AnswersBenchOptions:
     questions: Path = argument(
         ..., "JSON lines of {question, answers}; without answers it should be refused."
     )
-    json: RowsOption = None
+    json: Path | None = option(None, "Write the rows to this JSON file.")
     html: Path | None = option(None, "Write questions and answers to this page.", "--html")
     max_new_tokens: int = setting(160, "Most tokens of an answer.", least=1)
 

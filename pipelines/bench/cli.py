@@ -11,7 +11,6 @@ from ragspec.models.vocabulary import check_saved_draft
 from ragspec.pipelines.bench import measure
 from ragspec.pipelines.bench.answers import answers
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
-from ragspec.pipelines.bench.measure import RowsOption, show_results
 from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, silence_transformers
@@ -27,7 +26,7 @@ class TextBenchOptions:
     """The variants of text decoding to compare, and their prompts."""
 
     place: PlaceOptions
-    json: RowsOption = None
+    json: Path | None = option(None, "Write the rows to this JSON file.")
     model: str = option("starter", "Name or folder of the target model.")
     draft_model: str = option("starter-draft", "Name or folder of the draft model; '' for none.")
     data: Path | None = option(
@@ -115,7 +114,7 @@ def text(options: TextBenchOptions) -> None:
     facts |= {"dtype": str(engine.model.dtype), "device": str(engine.model.device)}
     stores = (("store", options.store), ("history", options.history))
     facts |= {name: path.name for name, path in stores if path}
-    show_results(rows, measure.choose_baseline(built), facts, options.json)
+    measure.show_results(rows, measure.choose_baseline(built), facts, options.json)
 
 
 @takes_records
@@ -127,7 +126,7 @@ def image(options: ImageBenchOptions) -> None:
         rows = measure.run_benchmark(items, built, skip_loops=False, on_progress=show)
     kinds = ("model", "budget", "images", "seed", "guidance", "temperature", "steps")
     facts = {name: getattr(options, name) for name in kinds}
-    show_results(rows, "plain", facts, options.json)
+    measure.show_results(rows, "plain", facts, options.json)
 
 
 for command in (text, answers, image):

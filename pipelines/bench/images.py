@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.models.checks import check_dtype
-from ragspec.pipelines.bench.measure import Outcome, RowsOption, Variant
+from ragspec.pipelines.bench.measure import Outcome, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
@@ -58,7 +59,7 @@ class ImageBenchOptions:
     """The variants of drawing to compare, and their pictures."""
 
     place: PlaceOptions
-    json: RowsOption = None
+    json: Path | None = option(None, "Write the rows to this JSON file.")
     model: str = option("tiles", "Bundled image set or folder of a pipeline.", "--model", "-m")
     variants: str = option(
         "",

@@ -14,9 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated
-
-from typer import Option
 
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.console.terminal import Terminal
@@ -244,7 +241,6 @@ def _measure(
 # --- The results ---
 
 
-RowsOption = Annotated[Path | None, Option("--json", help="Write the rows to this JSON file.")]
 NO_VALUE = "-"
 
 

@@ -9,10 +9,10 @@ import typer
 from typer import Argument
 
 from ragspec.errors import pluralize
-from ragspec.pipelines.cli.store import PREFIX, SourcesArgument, counting
+from ragspec.pipelines.cli.store import PREFIX, SOURCES, counting
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import add_command, option, takes_records
+from ragspec.pipelines.console.records import add_command, argument, option, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, read_texts
 
@@ -28,9 +28,9 @@ DatastoreArgument = Annotated[Path, Argument(metavar="DATASTORE", help="One on d
 class DatastoreBuildOptions:
     """The text of a datastore."""
 
-    texts: SourcesArgument
     columns: TextColumns
     place: o.PlaceOptions
+    texts: list[str] = argument(..., SOURCES)
     out: Path = option(..., "Where it is written.", "--out", "-o")
     model: o.ModelOption = "starter"
     max_tokens: int = option(10**6, "Keep so many tokens at most.", min=1)

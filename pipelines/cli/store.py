@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from ragspec.errors import DocumentError, PromptTooLongError, StoreError, pluralize
 from ragspec.pipelines.console import checks
@@ -33,14 +33,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Corpora to draft from: build, fill, look after.")
 
 StoreArgument = Annotated[Path, Argument(metavar="STORE", help="A corpus on disk.")]
-SourcesArgument = Annotated[
-    list[str],
-    Argument(
-        help="Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
-    ),
-]
-ReadOption = Annotated[int | None, Option(min=1, help="Read so many tokens at most.")]
-OutOption = Annotated[Path, Option("--out", "-o", help="Where the corpus is written.")]
+SOURCES = "Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +41,8 @@ class AnswerOptions:
     """Prompts that a model answers into a corpus."""
 
     engine: o.EngineOptions
-    out: OutOption
     prompts: Path = argument(..., "A jsonl or parquet file of prompts.")
+    out: Path = option(..., "Where the corpus is written.", "--out", "-o")
     max_new_tokens: int = option(256, "Most tokens of an answer.", min=1)
     json: o.JsonOption = False
     batch: int = setting(16, "Prompts answered side by side.", least=1)
@@ -84,11 +77,11 @@ def load_tokenizer(name: str) -> Tokenizer:
 class StoreBuildOptions:
     """The text of a corpus."""
 
-    sources: SourcesArgument
-    out: OutOption
     columns: TextColumns
+    sources: list[str] = argument(..., SOURCES)
+    out: Path = option(..., "Where the corpus is written.", "--out", "-o")
     model: o.ModelOption = "starter"
-    max_tokens: ReadOption = None
+    max_tokens: int | None = option(None, "Read so many tokens at most.", min=1)
     replace: bool = option(False, "Put it in the place of the corpus that is there.", "--replace")
     json: o.JsonOption = False
 

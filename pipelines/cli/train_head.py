@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ragspec.errors import InputError, UnsupportedModelError, pluralize
 from ragspec.models.checks import check_head_files, check_head_vocabulary, read_vocab_size
 from ragspec.models.resolve import resolve_model
-from ragspec.pipelines.cli.store import ReadOption, at_most, counting
+from ragspec.pipelines.cli.store import at_most, counting
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import option, setting, takes_records
@@ -40,7 +40,7 @@ class HeadOptions:
     model: o.ModelOption = "starter"
     steps: int = option(2000, "Most steps of the optimizer.", min=1)
     minutes: float | None = option(None, "End the training after so long.")
-    max_tokens: ReadOption = None
+    max_tokens: int | None = option(None, "Read so many tokens at most.", min=1)
     seed: int = option(0, "Random seed of the first weights, the order and the noise.")
     start: Path | None = option(None, "Begin with this trained head, to learn from other texts.")
     resume: bool = option(False, "Go on with the training that was left in --out.", "--resume")
