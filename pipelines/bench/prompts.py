@@ -1,8 +1,8 @@
 """The items of a benchmark: prompts by category, or pictures.
 
 Retrieval drafting gains where an answer copies and little on free text, so that categories are
-compared apart: questions over documents ("docqa"), continuations of a text ("free", a fixed number
-of new tokens), and the categories of a user's file.
+compared separately: questions over documents ("docqa"), continuations of a text ("free", a fixed
+number of new tokens), and the categories of a user's file.
 """
 
 import json
@@ -52,7 +52,7 @@ class BenchItem:
 
 
 def docqa_items(qa: "DocQA", questions: Iterable[tuple[str, str]]) -> list[BenchItem]:
-    """Return items of (id, question) pairs, prompts built by DocQA's own retrieval."""
+    """Return items of (id, question) pairs, with the prompts that DocQA builds."""
     prompts = [(name, qa.prompt(question)) for name, question in questions]
     return [
         BenchItem(name, DOCQA, each.token_ids, 160, spans=each.spans, texts=each.layout)

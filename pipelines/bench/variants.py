@@ -1,4 +1,4 @@
-"""Variants of text decoding that a benchmark compares: our engine, and transformers' own modes.
+"""Variants of text decoding that a benchmark compares: this engine and modes of transformers.
 
 Every peer runs on a copy of the model that ragspec never touches. `hf-lookup@N` and
 `hf-assistant@N` draft N tokens a step.
@@ -25,7 +25,7 @@ from ragspec.verification.causal import CausalTarget
 
 SEED = 0
 _RUNS = itertools.count()
-LOOKUP_TOKENS = 10  # as transformers' guide has it; the assistant brings its own default
+LOOKUP_TOKENS = 10  # of transformers' guide; the assistant's config has its default
 
 
 def run_engine(engine: Engine, item: BenchItem, limit: int) -> Outcome:

@@ -87,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.showwarning = lambda text, *_, **__: Terminal().note(f"warning: {text}")
     try:
         app(args=words, prog_name="ragspec")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0
 
 

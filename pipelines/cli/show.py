@@ -258,7 +258,7 @@ class Comparison:
 
 def plain_engine(engine: Engine) -> Engine:
     """Return an engine over the same model and tokenizer that decodes without speculation."""
-    return engine.with_drafter(None).with_limits(1)  # with a prefix cache of its own
+    return engine.with_drafter(None).with_limits(1)  # with another prefix cache
 
 
 def same_seed(sampling: Sampling, generation: Generation) -> Sampling:

@@ -1,6 +1,6 @@
 """The options that several commands share, and the records that group them.
 
-See `records.takes_records`. A check that needs no model runs when a record is made.
+See `records.takes_records`. A check that needs no model runs when a record is created.
 """
 
 from __future__ import annotations

@@ -6,11 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Control characters, marks of text direction, and lone surrogates.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -25,27 +20,17 @@ WIDEST = 10_000  # columns of a table in a pipe or a log, where nothing is cut
 LOG_SECONDS = 10.0  # between two lines about one work where no terminal shows a spinner
 
 
-def _console(file: TextIO) -> "Console":
-    from rich.console import Console as AnyConsole
-
-    return AnyConsole(file=file, highlight=False, markup=False, emoji=False)
-
-
 class Terminal:
     """The two consoles of a command; with `quiet` they show errors and one JSON object only."""
 
     def __init__(self, *, quiet: bool = False) -> None:
+        from rich.console import Console
+
         self.quiet = quiet
-
-    @cached_property
-    def out(self) -> "Console":
-        """The console on standard output."""
-        return _console(sys.stdout)
-
-    @cached_property
-    def err(self) -> "Console":
-        """The console on standard error."""
-        return _console(sys.stderr)
+        self.out, self.err = (
+            Console(file=file, highlight=False, markup=False, emoji=False)
+            for file in (sys.stdout, sys.stderr)
+        )
 
     @contextmanager
     def working(self, what: str, *, announce: bool = True) -> Iterator[Callable[[str], None]]:

@@ -1,7 +1,7 @@
 """The values of the page of one run, and the colours of sources, the same on every page.
 
 The eight colours are distinguishable for red-, green- and blue-blind readers too, and mostly by
-lightness alone. A source without a colour of its own takes a free one.
+lightness alone. A source without a preferred colour takes a free one.
 """
 
 from collections import Counter

@@ -78,7 +78,7 @@ class _Pictures:
     def view(self, step: Step, number: int, before: str) -> DraftView:
         """Return the picture of a step after the text `before`."""
         tree, path, accepted = step.tree, step.path, len(accepted_of(step))
-        added = step.tokens[len(path) :]  # the target's own: one token, none after a stop
+        added = step.tokens[len(path) :]  # by the target: one token, none after a stop
         # Box 0 is the root, box i + 1 is node i.
         last = path[-1] + 1 if path else 0
         parents = [-1, *(tree.parents + 1).tolist(), *(last for _ in added)]
