@@ -51,30 +51,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (data / "docqa").mkdir()
     document = {"doc_id": "d", "title": "Words", "text": WORDS}
     write_gzip(data / "docqa" / "documents.jsonl.gz", document)
-    start = WORDS.index("word200 word201 word202")
-    item = {
-        "id": "1",
-        "split": "valid",
-        "tier": "words",
-        "doc_id": "d",
-        "question": "Which words?",
-        "answers": ["word201"],
-        "evidence": "word200 word201 word202",
-        "evidence_span": [start, start + 23],
-    }
+    quote = "word200 word201 word202"
+    start = WORDS.index(quote)
+    facts: dict[str, Any] = {"id": "1", "split": "valid", "tier": "words", "doc_id": "d"}
+    words = {"question": "Which words?", "answers": ["word201"], "evidence": quote}
+    item = facts | words | {"evidence_span": [start, start + 23]}
     (data / "docqa" / "items.jsonl").write_text(json.dumps(item), encoding="utf-8")
     (data / "longdocs").mkdir()
     with gzip.open(data / "longdocs" / "w.txt.gz", "wt", encoding="utf-8") as file:
         file.write(WORDS)
     index = {"name": "w", "file": "w.txt.gz", "title": "Words"}
     (data / "longdocs" / "index.jsonl").write_text(json.dumps(index), encoding="utf-8")
-    task = {
-        "id": "w-0",
-        "doc": "w",
-        "query": "Quote it.",
-        "cue": "word200 word201",
-        "reference_span": [start + 16, start + 39],
-    }
+    task: dict[str, Any] = {"id": "w-0", "doc": "w", "query": "Quote it.", "cue": "word200 word201"}
+    task["reference_span"] = [start + 16, start + 39]
     (data / "longdocs" / "quote_tasks.jsonl").write_text(json.dumps(task), encoding="utf-8")
     return data
 

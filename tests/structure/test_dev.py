@@ -1,4 +1,4 @@
-"""dev.py and what it relies on: stamps, stages, the pins, and the proof of the wheel."""
+"""dev.py: stamps, stages, pins, and the check of the wheel."""
 
 import importlib.util
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return dev.py as a module whose checkout is a small folder of its own."""
+    """Return dev.py as a module whose checkout is a temporary folder."""
     spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -46,7 +46,7 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def installs(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Count set-ups instead of making them; each entry tells whether .venv had moved."""
+    """Replace set-ups by a list; each entry says whether .venv had moved."""
     instance: list[bool] = []
     monkeypatch.setattr(dev, "make_venv", lambda moved: instance.append(moved))
     monkeypatch.setattr(dev, "must", lambda *command, why: None)
@@ -63,7 +63,7 @@ def test_a_new_requirement_sets_up_again(dev: ModuleType, installs: list[bool], 
     assert installs == [False, False]
 
 
-def test_a_copied_checkout_makes_its_environment_again(
+def test_a_copied_checkout_sets_up_again(
     dev: ModuleType, installs: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dev.set_up()
@@ -85,7 +85,7 @@ def test_a_failed_install_leaves_no_stamp(
     assert not dev.STAMP.exists()
 
 
-def test_one_failed_stage_fails_the_run_and_the_rest_still_runs(
+def test_a_failed_stage_fails_the_run_after_the_other_stages(
     dev: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> str:
@@ -102,7 +102,7 @@ def test_one_failed_stage_fails_the_run_and_the_rest_still_runs(
 @pytest.mark.parametrize(
     ("body", "code"), [("def test_it():\n    pass\n", 0), ("def test_it():\n    assert 0\n", 1)]
 )
-def test_the_summary_is_that_of_pytest(
+def test_a_stage_returns_the_summary_of_pytest(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch, body: str, code: int
 ) -> None:
     monkeypatch.setattr(dev, "PYTHON", sys.executable)
@@ -142,13 +142,13 @@ def test_the_pins_cover_and_satisfy_every_requirement(dev: ModuleType) -> None:
     used = [text for name in dev.EXTRAS.split(",") for text in extras[name]]
     for text in (*project["dependencies"], *used):
         requirement = Requirement(text)
-        if requirement.name == "ragspec":  # an extra of its own, whose packages are looked at too
+        if requirement.name == "ragspec":  # an extra of ragspec, whose packages are checked too
             assert requirement.extras <= set(extras)
             continue
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
 
 
-def test_the_wheel_must_hold_rooms_and_starter_files() -> None:
+def test_packaged_files_are_those_of_rooms_and_starter() -> None:
     files = wheel.packaged_files()
     assert {"ragspec/errors.py", "ragspec/py.typed", "ragspec/visual/__init__.py"} <= files
     assert not [file for file in files if "__pycache__" in file]
@@ -176,7 +176,7 @@ def test_a_wheel_with_wrong_files_is_caught(
         wheel.build(tmp_path)
 
 
-def test_an_answer_is_checked_for_its_citations() -> None:
+def test_citations_of_the_wheels_answer_must_be_verbatim() -> None:
     text = "[1] The tower is 41 metres high."
     good = {"answer_start": 4, "answer_end": len(text)}
     wheel.check_answer({"answer": text, "citations": [good]})

@@ -1,4 +1,4 @@
-"""Every example runs as a user would run it, on the bundled models."""
+"""Every example runs as a script on the bundled models."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The house: who may import whom, sizes, packaging, light import, and words that have no place."""
+"""Rules of the library: layers of imports, packaging, light imports and forbidden calls."""
 
 import ast
 import json
@@ -43,18 +43,10 @@ SCRIPTS = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if not path.is_relative_to(ROOT / ROOMS["training"])
 ]
-DOORS = ("__init__.py", "__main__.py")  # they name what they lead to, whatever its layer
+ENTRY_FILES = ("__init__.py", "__main__.py")  # they may import from any layer
 HEAVY = (
-    "transformers",
-    "sentence_transformers",
-    "datasets",
-    "faiss",
-    "diffusers",
-    "lxml",
-    "pypdfium2",
-    "docx",
-    "pptx",
-    "openpyxl",
+    *("transformers", "sentence_transformers", "datasets", "faiss", "diffusers"),
+    *("lxml", "pypdfium2", "docx", "pptx", "openpyxl"),
 )
 
 
@@ -62,7 +54,7 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def home_of(path: Path, root: Path = ROOT) -> tuple[str, ...]:
+def import_parts(path: Path, root: Path = ROOT) -> tuple[str, ...]:
     """Return the parts of the module's or folder's import name."""
     relative = path.relative_to(root)
     for room, place in ROOMS.items():
@@ -82,7 +74,7 @@ def modules_of(root: Path) -> dict[str, Path]:
         for path in (place.rglob("*.py") if place.is_dir() else [place])
         if path.suffix == ".py"
     ]
-    return {".".join(home_of(path, root)): path for path in sorted(files)}
+    return {".".join(import_parts(path, root)): path for path in sorted(files)}
 
 
 MODULES = modules_of(ROOT)
@@ -118,11 +110,11 @@ def part_of(dotted: str) -> str:
     return dotted.split(".")[1] if "." in dotted else dotted
 
 
-def arrows(modules: dict[str, Path]) -> dict[str, set[str]]:
-    """Return which modules each module imports, doors left out."""
+def import_graph(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Return the modules that each module imports, without entry files."""
     record: dict[str, set[str]] = {}
     for module, path in modules.items():
-        if path.name in DOORS:
+        if path.name in ENTRY_FILES:
             continue
         record[module] = set()
         for dotted in imported(parse(path)):
@@ -133,8 +125,8 @@ def arrows(modules: dict[str, Path]) -> dict[str, set[str]]:
     return record
 
 
-def strangers(result: dict[str, set[str]]) -> list[str]:
-    """Return the imports of a layer that is not below; a door is named by its folder's layer."""
+def upward_imports(result: dict[str, set[str]]) -> list[str]:
+    """Return the imports that do not go to a lower layer."""
     return [
         f"{module} imports {other}"
         for module, others in result.items()
@@ -145,8 +137,8 @@ def strangers(result: dict[str, set[str]]) -> list[str]:
     ]
 
 
-def circle(result: dict[str, set[str]]) -> list[str]:
-    """Return those that import each other in a circle, the first one twice; empty for none."""
+def cycle(result: dict[str, set[str]]) -> list[str]:
+    """Return the modules of a cycle of imports, the first one twice; empty for none."""
     try:
         TopologicalSorter(result).prepare()
     except CycleError as error:
@@ -155,9 +147,9 @@ def circle(result: dict[str, set[str]]) -> list[str]:
 
 
 def folders_of(result: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return the same arrows between folders, save those between a folder and what lies in it.
+    """Return the same imports between folders, without those between a folder and its contents.
 
-    Modules directly below `ragspec` stay themselves.
+    A module directly below `ragspec` counts as a folder.
     """
 
     def nested(one: str, other: str) -> bool:
@@ -176,13 +168,13 @@ def folders_of(result: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def test_imports_go_to_lower_layers_only() -> None:
-    assert strangers(arrows(MODULES)) == []
+    assert upward_imports(import_graph(MODULES)) == []
 
 
-def test_nothing_imports_in_a_circle() -> None:
-    """Lazy imports and those for type checkers are counted, between files and between folders."""
-    assert circle(arrows(MODULES)) == []
-    assert circle(folders_of(arrows(MODULES))) == []
+def test_imports_have_no_cycle() -> None:
+    """Lazy imports and those for type checkers count, between files and between folders."""
+    assert cycle(import_graph(MODULES)) == []
+    assert cycle(folders_of(import_graph(MODULES))) == []
 
 
 def test_every_part_has_a_layer() -> None:
@@ -196,11 +188,7 @@ def test_every_part_has_a_layer() -> None:
         ("ragspec.trees.operations", "from ragspec.engine.engine import Engine", 1),
         ("ragspec.trees.operations", "def f():\n    import ragspec.sampling.noise", 1),
         ("ragspec.retrievers.methods.rasd", "from ragspec.visual import VQTokenizer", 1),
-        (
-            "ragspec.retrievers.methods.rasd",
-            "from ragspec.pipelines.answering.docqa import DocQA",
-            1,
-        ),
+        ("ragspec.retrievers.methods.rasd", "from ragspec.pipelines import DocQA", 1),
         ("ragspec.visual.checks", "from ragspec.retrievers import Hit", 1),
         ("ragspec.trees.operations", "from ragspec.errors import InputError", 0),
         ("ragspec.pipelines.methods", "from ragspec.visual import VQTokenizer", 0),
@@ -208,20 +196,20 @@ def test_every_part_has_a_layer() -> None:
 )
 def test_the_check_of_layers_can_fail(tmp_path: Path, module: str, code: str, caught: int) -> None:
     (tmp_path / "bad.py").write_text(code, encoding="utf-8")
-    assert len(strangers(arrows(MODULES | {module: tmp_path / "bad.py"}))) == caught
+    assert len(upward_imports(import_graph(MODULES | {module: tmp_path / "bad.py"}))) == caught
 
 
-def test_the_check_of_circles_can_fail(tmp_path: Path) -> None:
+def test_the_check_of_cycles_can_fail(tmp_path: Path) -> None:
     code = "if TYPE_CHECKING:\n    from ragspec.engine.engine import Engine"
     (tmp_path / "bad.py").write_text(code, encoding="utf-8")
-    bad = arrows(MODULES | {"ragspec.engine.sequence": tmp_path / "bad.py"})
-    assert "ragspec.engine.sequence" in circle(bad)
+    bad = import_graph(MODULES | {"ragspec.engine.sequence": tmp_path / "bad.py"})
+    assert "ragspec.engine.sequence" in cycle(bad)
     of_folders = {"ragspec.a.x": {"ragspec.b.y"}, "ragspec.b.z": {"ragspec.a.w"}}
-    assert circle(of_folders) == []
-    assert set(circle(folders_of(of_folders))) == {"ragspec.a", "ragspec.b"}
+    assert cycle(of_folders) == []
+    assert set(cycle(folders_of(of_folders))) == {"ragspec.a", "ragspec.b"}
 
 
-def test_the_library_imports_no_script_and_no_bare_room() -> None:
+def test_the_library_imports_no_scripts_and_names_rooms_in_full() -> None:
     outside = (*ROOMS, "tests", "examples", "benchmarks")
     for path in LIBRARY:
         names = [dotted.split(".")[0] for dotted in imported(parse(path))]
@@ -229,7 +217,7 @@ def test_the_library_imports_no_script_and_no_bare_room() -> None:
 
 
 def test_only_the_registry_names_a_room() -> None:
-    core = [p for m, p in MODULES.items() if part_of(m) not in ROOMS and p.name not in DOORS]
+    core = [p for m, p in MODULES.items() if part_of(m) not in ROOMS and p.name not in ENTRY_FILES]
     for path in core:
         for node in ast.walk(parse(path)) if path.name != "registry.py" else ():
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -239,7 +227,7 @@ def test_only_the_registry_names_a_room() -> None:
                 assert not named, f"{name(path)} names {text!r}"
 
 
-def test_the_usual_function_is_short() -> None:
+def test_the_median_function_has_ten_lines_at_most() -> None:
     nodes = (node for path in LIBRARY for node in ast.walk(parse(path)))
     functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert statistics.median((f.end_lineno or f.lineno) - f.lineno + 1 for f in functions) <= 10
@@ -247,7 +235,7 @@ def test_the_usual_function_is_short() -> None:
 
 def test_every_folder_is_packaged_under_its_import_name() -> None:
     setuptools = pyproject()["tool"]["setuptools"]
-    folders = {".".join(home_of(path.parent / "__init__.py")) for path in LIBRARY}
+    folders = {".".join(import_parts(path.parent / "__init__.py")) for path in LIBRARY}
     assert sorted(setuptools["packages"]) == sorted(folders)
     assert setuptools["package-dir"] == {f"ragspec.{room}": place for room, place in ROOMS.items()}
     for path in LIBRARY:
@@ -263,7 +251,7 @@ def test_the_link_to_a_room_is_relative(room: str) -> None:
     assert link.readlink() == Path("..") / ROOMS[room]
 
 
-def test_the_version_is_said_once() -> None:
+def test_the_version_is_that_of_pyproject_and_changelog() -> None:
     import ragspec
 
     assert ragspec.__version__ == pyproject()["project"]["version"]
@@ -279,14 +267,14 @@ def test_bundled_files_stay_small() -> None:
 
 
 def loaded_by(modules: list[str], selection: tuple[str, ...]) -> dict[str, str]:
-    """Return which of the `selection` a fresh interpreter loads first for which module."""
+    """Return the modules for which a fresh interpreter first loads each of the `selection`."""
     code = f"""
 import importlib, json, sys
 blame = {{}}
 for module in {modules!r}:
     importlib.import_module(module)
-    for found in set({selection!r}) & set(sys.modules):
-        blame.setdefault(found, module)
+    for heavy in set({selection!r}) & set(sys.modules):
+        blame.setdefault(heavy, module)
 print(json.dumps(blame))
 """
     done = subprocess.run(
@@ -308,7 +296,7 @@ def test_the_command_line_and_a_search_start_without_models() -> None:
 
 
 def test_no_module_loads_a_heavy_library_when_imported() -> None:
-    """Only the modules that subclass a library's own classes may load it, and their users."""
+    """Only modules that subclass classes of transformers may load it, and their users."""
     hosts = ("langchain", "llamaindex", "haystack", "lm_eval")  # need not be installed
     left_out = ("ragspec.__main__", *[f"ragspec.adapters.{name}" for name in hosts])
     modules = [module for module in MODULES if module not in left_out]
@@ -318,7 +306,7 @@ def test_no_module_loads_a_heavy_library_when_imported() -> None:
 
 
 PACKAGES = [module for module, path in MODULES.items() if path.name == "__init__.py"]
-# What users import by these paths today; they stay.
+# Users import these names by these paths.
 PROMISED = {
     "ragspec": {"Engine", "Sampling", "Generation", "Report", "RagspecError", "load_model"},
     "ragspec.bridge": {"Speculation", "generate", "speculative"},
@@ -332,7 +320,7 @@ PROMISED = {
     "package", [p for p in PACKAGES if MODULES[p].with_suffix(".pyi").exists()]
 )
 def test_every_public_name_is_exported(package: str) -> None:
-    """A stub is the one list of public names; each of them can be imported."""
+    """A stub lists the public names; each of them can be imported."""
     module = import_module(package)
     assert set(module.__all__) <= set(dir(module)) | {"__version__"}
     for public in module.__all__:
@@ -347,8 +335,8 @@ def test_promised_names_stay(module: str) -> None:
         assert getattr(import_module(module), public) is not None
 
 
-def sins(tree: ast.AST, file: str) -> Iterator[str]:
-    """Yield what the house rules forbid in the library."""
+def violations(tree: ast.AST, file: str) -> Iterator[str]:
+    """Yield the forbidden calls, imports and literals of a module of the library."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
             yield f"global {', '.join(node.names)}"
@@ -356,13 +344,13 @@ def sins(tree: ast.AST, file: str) -> Iterator[str]:
             if node.value.split(":")[0] in ("cuda", "mps") and file != "device.py":
                 yield f"device literal {node.value!r}"
         elif isinstance(node, ast.Call):
-            yield from call_sins(ast.unparse(node.func), node)
+            yield from call_violations(ast.unparse(node.func), node)
     for dotted in imported(tree):
         if dotted.split(".")[0] in ("pickle", "dill", "cloudpickle", "marshal", "shelve"):
             yield f"import {dotted}"
 
 
-def call_sins(function: str, node: ast.Call) -> Iterator[str]:
+def call_violations(function: str, node: ast.Call) -> Iterator[str]:
     keywords = {k.arg: k.value for k in node.keywords if k.arg}
     if function in ("eval", "exec", "os.system", "torch.manual_seed", "random.seed"):
         yield f"{function}()"
@@ -370,19 +358,15 @@ def call_sins(function: str, node: ast.Call) -> Iterator[str]:
         yield f"{function}(): a global generator"
     if function == "torch.load" and ast.unparse(keywords.get("weights_only", node)) != "True":
         yield "torch.load without weights_only=True"
-    if re.fullmatch(r"(?:\w+\.)*Auto\w+\.from_pretrained", function) and not {
-        k.arg for k in node.keywords
-    } & {
-        "trust_remote_code",
-        None,  # **LOCAL
-    }:
+    safe = {k.arg for k in node.keywords} & {"trust_remote_code", None}  # None is **LOCAL
+    if re.fullmatch(r"(?:\w+\.)*Auto\w+\.from_pretrained", function) and not safe:
         yield "from_pretrained of an Auto class, which may ask whether to run a folder's code"
     for switch in ("trust_remote_code", "allow_pickle", "shell"):
         if switch in keywords and ast.unparse(keywords[switch]) != "False":
             yield f"{switch}={ast.unparse(keywords[switch])}"
 
 
-ASKED = ("ragspec.drafters", "ragspec.rules", "ragspec.needs", "ragspec.retrievers.methods")
+BASES = ("ragspec.drafters", "ragspec.rules", "ragspec.needs", "ragspec.retrievers.methods")
 FOREIGN = {  # of transformers models
     "ragspec.drafters.heads.head": 1,
     "ragspec.drafters.heads.fresh": 1,
@@ -390,30 +374,30 @@ FOREIGN = {  # of transformers models
 }
 
 
-def questions(tree: ast.AST) -> int:
-    """Return how often code asks an object whether it has an attribute."""
+def attr_calls(tree: ast.AST) -> int:
+    """Return the number of calls of `getattr` and `hasattr`."""
     calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return sum(call in ("getattr", "hasattr") for call in calls)
 
 
-def test_no_drafter_or_rule_is_asked_for_an_attribute() -> None:
+def test_attributes_of_drafters_and_rules_are_declared() -> None:
     """Optional members have a default in the base class, and needs are declared in `Needs`."""
     counts = {
-        module: questions(parse(path))
+        module: attr_calls(parse(path))
         for module, path in MODULES.items()
-        if module.startswith((*ASKED, "ragspec.visual.rules"))
+        if module.startswith((*BASES, "ragspec.visual.rules"))
     }
     assert len(counts) > 30
     assert {module: count for module, count in counts.items() if count} == FOREIGN
 
 
-def test_the_check_of_questions_can_fail() -> None:
-    assert questions(ast.parse("getattr(drafter, 'top', 0) if hasattr(drafter, 'x') else 1")) == 2
-    assert questions(ast.parse("drafter.getattr, drafter.needs")) == 0
+def test_the_count_of_attribute_checks() -> None:
+    assert attr_calls(ast.parse("getattr(drafter, 'top', 0) if hasattr(drafter, 'x') else 1")) == 2
+    assert attr_calls(ast.parse("drafter.getattr, drafter.needs")) == 0
 
 
-def test_nothing_forbidden_is_used() -> None:
-    used = {name(path): list(sins(parse(path), path.name)) for path in LIBRARY}
+def test_the_library_has_no_forbidden_call_or_import() -> None:
+    used = {name(path): list(violations(parse(path), path.name)) for path in LIBRARY}
     assert {path: each for path, each in used.items() if each} == {}
 
 
@@ -435,11 +419,11 @@ def test_nothing_forbidden_is_used() -> None:
         "torch.manual_seed(0)",
     ],
 )
-def test_the_check_of_forbidden_words_can_fail(code: str) -> None:
-    assert list(sins(ast.parse(code), "x.py"))
+def test_the_check_of_forbidden_calls_can_fail(code: str) -> None:
+    assert list(violations(ast.parse(code), "x.py"))
 
 
-def test_no_file_names_a_folder_of_this_machine() -> None:
+def test_no_file_names_a_local_folder() -> None:
     here = [str(folder) for folder in (ROOT, Path.home()) if len(folder.parts) > 1]
     for path in [*ALL, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / "ragspec").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")

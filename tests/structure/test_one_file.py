@@ -1,4 +1,4 @@
-"""A new method is one file and one line: a toy of each kind is added so."""
+"""A new method is one file and one line of the registry: a toy of each kind."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ from ragspec.trees.draft_tree import DraftTree
 
 class Toy(Drafter, DraftSession):
     name = "toy"
-    method = Method("the last token, again and again", "nobody's", colour=6)
+    method = Method("the last token, repeated", "none", colour=6)
 
     def open(self, request):
         return self
@@ -57,7 +57,7 @@ class Nearly(Walk):
 
 @pytest.fixture(autouse=True)
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of each, and its line in the registry."""
+    """Write the file of each and add its line to the registry."""
     lines = {"drafter": ("toy", DRAFTER, "Toy"), "rule": ("nearly", RULE, "Nearly")}
     tables: dict[str, Any] = dict(registry.NAMES)
     for kind, (name, code, what) in lines.items():
@@ -68,23 +68,23 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "NAMES", MappingProxyType(tables))
 
 
-def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
+def test_a_registered_drafter_drafts_and_is_listed() -> None:
     model = tiny.model("llama")
     engine = Engine(model, drafter="toy", budget=4)
     result = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
     plain = Engine(model, drafter=None).generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
     assert result.tokens == plain.tokens
     assert result.report.drafted_by_source["toy"] > 0
-    assert registry.resolve("drafter", "toy").method.paper == "nobody's"
+    assert registry.resolve("drafter", "toy").method.paper == "none"
     assert [each.name for each in compose("toy", Sources())] == ["toy"]
     assert [each.name for each in build("toy", Sources())] == ["toy"]
     assert TextBenchOptions(PlaceOptions(), variants="toy").variants == "toy"
-    assert "the last token, again and again" in {cell for row in method_rows() for cell in row}
+    assert "the last token, repeated" in {cell for row in method_rows() for cell in row}
     assert slots_of(["toy"]) == {"toy": 6}
     assert Speculation(drafter="toy").drafter == "toy"
 
 
-def test_a_rule_is_created_by_its_name_with_its_settings() -> None:
+def test_a_registered_rule_takes_its_settings() -> None:
     rule: Any = make_rule("nearly", codebook(64), slack=2.0)
     assert (rule.name, rule.slack) == ("nearly", 2.0)
     assert relaxed()["nearly"] == "slack"
@@ -93,8 +93,8 @@ def test_a_rule_is_created_by_its_name_with_its_settings() -> None:
         make_rule("nearly", codebook(64), delta=0.1)
 
 
-def test_a_reader_of_answers_is_a_class_with_one_method() -> None:
-    """It reads the first sentence of the best passage, and has search, stream and citations."""
+def test_an_answerer_is_a_class_with_one_method() -> None:
+    """It reads the best passage; the base class searches, streams and cites."""
 
     class FirstSentence(Answerer):
         def _write(self, question: Question) -> Answer:

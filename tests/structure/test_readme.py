@@ -1,7 +1,7 @@
 """README and docs/: every Python snippet runs, every command and option exists, links lead on.
 
-The snippets of a page run in their order in one namespace, in a folder of their own with
-`manuals/`, a copy of the bundled guide, in it.
+The snippets of a page run in their order in one namespace, in a folder with a copy of the
+bundled guide as `manuals/`.
 """
 
 import io
@@ -32,9 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 GUIDE = ROOT / "ragspec" / "starter" / "guide"
 PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
-HOSTS = (
-    ROOT / "docs" / "integrations.md"
-)  # run by tests/ragspec/adapters, where the hosts are there
+HOSTS = ROOT / "docs" / "integrations.md"  # tests/ragspec/adapters run it with the hosts
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -145,7 +143,7 @@ def test_every_command_runs(
     for line in text(page):
         words = reduced(line, home)
         if words[:2] == ["models", "get"]:
-            continue  # tests/ragspec/models downloads from a registry of its own
+            continue  # tests/ragspec/models downloads from a local registry
         code, error = (
             serve(words) if words[0] == "serve" else (main(words), capsys.readouterr().err)
         )
@@ -178,13 +176,9 @@ def test_every_link_leads_somewhere() -> None:
                 assert (text.parent / target).exists(), f"{text.name} links to {target}"
 
 
-def test_every_file_in_the_tree_of_readme_exists() -> None:
-    named = set(
-        re.findall(
-            r"`((?:ragspec|retrievers|visual|pipelines|examples)/[\w./]+)`",
-            README.read_text(encoding="utf-8"),
-        )
-    )
+def test_every_file_that_the_readme_names_exists() -> None:
+    pattern = r"`((?:ragspec|retrievers|visual|pipelines|examples)/[\w./]+)`"
+    named = set(re.findall(pattern, README.read_text(encoding="utf-8")))
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 
 

@@ -1,4 +1,4 @@
-"""The table of names: entries lead somewhere, and a misspelt one says what was meant."""
+"""The registry: each entry can be imported, and a misspelt name suggests the nearest."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ENTRIES = [(kind, name) for kind, table in NAMES.items() for name in table]
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
-def test_every_entry_leads_to_a_class_or_a_descriptor(kind: str, name: str) -> None:
+def test_each_entry_is_a_class_or_a_method(kind: str, name: str) -> None:
     result = resolve(kind, name)
     assert isinstance(result, type | Method if kind == "drafter" else type)
     if kind == "rule":
@@ -35,7 +35,7 @@ def test_every_entry_leads_to_a_class_or_a_descriptor(kind: str, name: str) -> N
         ("drafters", "context", "Did you mean 'drafter'"),
     ],
 )
-def test_an_unknown_name_is_bad_input_with_the_nearest(kind: str, name: str, message: str) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(kind: str, name: str, message: str) -> None:
     with pytest.raises(UnknownNameError, match=message) as caught:
         resolve(kind, name)
     assert isinstance(caught.value, ValueError) and caught.value.exit_code == 2

@@ -1,13 +1,11 @@
-"""How large the library is: each measure of HOUSE's table that can be counted.
+"""Size of the library: each measure of HOUSE's table that can be counted.
 
-A limit is what is reached; it falls where a room shrinks. The goal beside it is where it shall go.
-The library rose four times: by 850 lines, as the faults that hostile looks had found were mended
-and forwards run on ONNX Runtime; by 1,680, as office files, books, mail, tables and manual pages
-are read, answers say how far documents support them, and 8-bit models open from a cached graph; by
-151, as Gemma, Phi 3, Granite and windows run on ONNX Runtime; and by 263, as heads of Medusa,
-Hydra, DFlash, DSpark and P-EAGLE are read and trained, and wrong options are named before torch
-loads, with 790 lines less elsewhere. Tests rose by 65, as tables of next tokens came, with 290 less
-elsewhere.
+A limit is the value that was reached; it falls when a room becomes shorter. The goal is the target.
+The library's limit rose four times: by 850 lines for repairs and forwards on ONNX Runtime; by 1,680
+for office files, books, mail, tables, manual pages, the support of answers and 8-bit models from a
+cached graph; by 151 for Gemma, Phi 3, Granite and windows on ONNX Runtime; and by 263 for heads of
+Medusa, Hydra, DFlash, DSpark and P-EAGLE and checks of options before torch loads, with 790 lines
+less elsewhere. The tests' limit rose by 65 for tables of next tokens, with 290 less elsewhere.
 """
 
 import ast

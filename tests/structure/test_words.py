@@ -1,4 +1,4 @@
-"""The field's own words: refused identifiers, unique class names, help texts that say enough."""
+"""Words of the field: refused identifiers, unique class names, help texts of three words."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ REFUSED = {
     )
     for word in line.split()
 }
-# The field's own uses of these words.
+# Uses of these words in the field.
 FIELD = frozenset({"ModelNotFoundError", "InFlightStep", "connection_made"})
 
 

@@ -102,7 +102,7 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def lay_out(desk: Path) -> None:
-    """Write the documents, and a user's own package that must not get in the way."""
+    """Write the documents, and a package of the user that the wheel must not import."""
     (desk / "notes").mkdir(parents=True)
     (desk / "notes" / "lighthouse.md").write_text(NOTES, encoding="utf-8")
     (desk / "pipelines").mkdir()
