@@ -1,4 +1,4 @@
-"""`ragspec bench answers`: its figures, its page, and files that are refused."""
+"""`ragspec bench answers`: figures, page, and refused files."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support import tiny
 TEXT = "E07 means that the pressure is too low."
 
 
-def test_answers_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_are_measured_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "pump.md").write_text(f"# Pump\n\n{TEXT}\n")
     model = tmp_path / "model"
@@ -30,9 +30,9 @@ def test_answers_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
     files = ["--json", str(rows), "--html", str(page)]
     assert main([*request, "--model", str(model), "-s", "max-new-tokens=4", *files]) == 0
     record = json.loads(rows.read_text())
-    asked, refused = record["rows"]
-    assert asked["passages"] and asked["sentences"] and asked["texts"] == [TEXT]
-    assert not asked["refused"] and asked["tokens"] <= 4
+    answered, refused = record["rows"]
+    assert answered["passages"] and answered["sentences"] and answered["texts"] == [TEXT]
+    assert not answered["refused"] and answered["tokens"] <= 4
     assert refused["refused"] and refused["right"]
     assert record["figures"]["refused, has none"] == "100.0% of 1"
     assert "refused, has none" in capsys.readouterr().out

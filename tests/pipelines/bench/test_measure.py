@@ -1,4 +1,4 @@
-"""A benchmark run: interleaving, items that loop, and what is written."""
+"""A benchmark run: interleaving, looping items, the table and the JSON file."""
 
 import json
 import math
@@ -38,7 +38,7 @@ ITEMS = [BenchItem(str(i), "qa", (i + 1, 5), 30) for i in range(3)] + [
 
 @dataclass
 class FakeVariant:
-    """Writes down what was asked of it; items whose prompt starts with 2 loop."""
+    """Logs its calls; items whose prompt starts with 2 loop."""
 
     name: str
     log: list[tuple[str, str, str, int]]
@@ -61,7 +61,7 @@ def benchmark(log: list[tuple[str, str, str, int]], repeats: int = 1) -> list[Be
     return run_benchmark(ITEMS, variants, repeats=repeats)
 
 
-def test_modes_are_interleaved_and_take_turns_in_going_first() -> None:
+def test_variants_are_interleaved_and_each_item_starts_with_the_next() -> None:
     log: list[tuple[str, str, str, int]] = []
     benchmark(log, repeats=2)
     requests = [[e[0] for e in log if e[1:] == ("qa", str(i), 30)] for i in range(3)]
@@ -72,7 +72,7 @@ def test_modes_are_interleaved_and_take_turns_in_going_first() -> None:
     assert len([entry for entry in log if entry[3] == 1]) == 2 * 3 * len(ITEMS)
 
 
-def test_a_mode_that_reports_its_prefill_is_not_run_for_it() -> None:
+def test_a_variant_that_reports_its_prefill_is_not_run_for_one_token() -> None:
     class Reporting(FakeVariant):
         def __call__(self, item: BenchItem, new_tokens: int) -> Outcome:
             return replace(super().__call__(item, new_tokens), prefill=0.25)
@@ -83,7 +83,7 @@ def test_a_mode_that_reports_its_prefill_is_not_run_for_it() -> None:
     assert [row.prefill_seconds for row in rows] == [0.75, 0.25]
 
 
-def test_other_tokens_than_plain_decoding_are_visible() -> None:
+def test_equal_to_plain_is_the_share_of_equal_texts() -> None:
     log: list[tuple[str, str, str, int]] = []
     variants = {
         "plain": FakeVariant("plain", log),
@@ -91,12 +91,12 @@ def test_other_tokens_than_plain_decoding_are_visible() -> None:
     }
     rows = run_benchmark(ITEMS, variants)
     shares = {(row.category, row.variant): row.equal_to_plain for row in rows}
-    assert shares[("qa", "bad")] == pytest.approx(1 / 3)  # the loop alone is the same
+    assert shares[("qa", "bad")] == pytest.approx(1 / 3)  # only the loop is equal
     assert shares[("free", "bad")] == 0.0
     assert shares[("qa", "plain")] == 1.0
 
 
-def test_the_json_holds_one_row_for_each_category_and_mode(tmp_path: Path) -> None:
+def test_the_json_has_one_row_for_each_category_and_variant(tmp_path: Path) -> None:
     show_results(benchmark([]), "hf-greedy", {"model": "m"}, tmp_path / "out.json")
 
     def forbid(constant: str) -> None:
@@ -119,23 +119,13 @@ def test_the_json_holds_one_row_for_each_category_and_mode(tmp_path: Path) -> No
 def runs() -> list[dict[str, list[Outcome]]]:
     """Return three items: twice as fast, three times as fast with other tokens, and a loop."""
     free, other, loop = list(range(40)), list(range(100, 140)), [7] * 40
-    return [
-        {
-            "hf-greedy": [Outcome(free, 40, 5.0, 1.0)],
-            "plain": [Outcome(free, 40, 4.0, 1.0)],
-            "context": [Outcome(free, 20, 3.0, 1.0)],
-        },
-        {
-            "hf-greedy": [Outcome(free, 40, 6.5, 0.5)],
-            "plain": [Outcome(free, 40, 6.5, 0.5)],
-            "context": [Outcome(other, 10, 2.5, 0.5)],
-        },
-        {
-            "hf-greedy": [Outcome(loop, 40, 101.0, 1.0)],
-            "plain": [Outcome(loop, 40, 101.0, 1.0)],
-            "context": [Outcome(loop, 2, 2.0, 1.0)],
-        },
+    items = [
+        [(free, 40, 5.0, 1.0), (free, 40, 4.0, 1.0), (free, 20, 3.0, 1.0)],
+        [(free, 40, 6.5, 0.5), (free, 40, 6.5, 0.5), (other, 10, 2.5, 0.5)],
+        [(loop, 40, 101.0, 1.0), (loop, 40, 101.0, 1.0), (loop, 2, 2.0, 1.0)],
     ]
+    names = ("hf-greedy", "plain", "context")
+    return [{n: [Outcome(*run)] for n, run in zip(names, item, strict=True)} for item in items]
 
 
 def row(variant: str = "context", timed: int = 2) -> BenchRow:
@@ -164,7 +154,7 @@ def test_without_transformers_plain_decoding_is_the_baseline() -> None:
     assert rows[0].ratio == pytest.approx(4.0) and choose_baseline({"model": 1}) == "model"
 
 
-def test_what_was_not_measured_is_null() -> None:
+def test_figures_that_were_not_measured_are_null() -> None:
     assert math.isnan(row(timed=0).ratio)
     assert json.loads(json.dumps(row(timed=0).to_dict(), allow_nan=False))["ratio"] is None
     assert row().to_dict()["ratio"] == pytest.approx(2.5)
@@ -208,12 +198,12 @@ def test_rows_of_both_forms(tmp_path: Path) -> None:
     assert second.prompt == tuple(tiny.tokenizer()("first turn")["input_ids"])
     assert first.fixed
     assert first.new_tokens == FIXED_NEW_TOKENS
-    # U+2028 stands unescaped in many a data file; it ends no line of JSON.
+    # U+2028 is not escaped in many data files, and does not end a line of JSON.
     row = json.dumps({**OURS, "prompt": "one\u2028two"}, ensure_ascii=False)
     assert len(read(tmp_path, row)) == 1
 
 
-def test_long_prompts_keep_their_end(tmp_path: Path) -> None:
+def test_long_prompts_are_cut_at_their_start(tmp_path: Path) -> None:
     (item,) = read(tmp_path, {**OURS, "prompt": "x" * 50 + "the end"}, room=FIXED_NEW_TOKENS + 7)
     assert item.prompt == tuple(tiny.tokenizer()("the end")["input_ids"])
 

@@ -1,4 +1,4 @@
-"""The ways of decoding that are compared: same tokens, honest counts, peers left alone."""
+"""The variants of a benchmark: equal tokens, counted forwards, and unchanged peers."""
 
 import copy
 from dataclasses import replace
@@ -46,7 +46,7 @@ def test_every_variant_writes_the_same_tokens(variants: dict[str, Variant]) -> N
         assert outcome.seconds > 0
 
 
-def test_forwards_show_what_drafts_saved(engine: Engine) -> None:
+def test_drafts_save_forwards(engine: Engine) -> None:
     names = ("plain", "hf-greedy", "model", "hf-assistant@5")
     built = build_variants(names, engine, engine.target, lambda: copy.deepcopy(engine.model))
     plain, greedy, ours, theirs = (built[name](ITEM, 12).forwards for name in names)
@@ -70,7 +70,7 @@ def test_end_tokens_count_only_where_the_length_is_not_fixed(engine: Engine) -> 
     assert peer.generation_config.eos_token_id == whole[3]
 
 
-def test_the_peers_have_a_copy_and_their_names_set_the_draft_length(engine: Engine) -> None:
+def test_peers_run_on_a_copy_and_their_names_set_the_draft_length(engine: Engine) -> None:
     names = ("hf-greedy", "hf-lookup@7", "hf-lookup", "hf-assistant@3")
     peers = build_variants(names, engine, engine.target, lambda: copy.deepcopy(engine.model))
     greedy, seven, usual, assistant = peers.values()
@@ -88,7 +88,7 @@ def test_the_peers_have_a_copy_and_their_names_set_the_draft_length(engine: Engi
             build_variants([wrong], engine, engine.model, lambda: None)
 
 
-def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
+def test_the_counter_of_a_peer_counts_its_run_only_and_is_removed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = copy.deepcopy(engine.model)

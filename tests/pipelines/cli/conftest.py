@@ -1,4 +1,4 @@
-"""What a user of the command line has on disk."""
+"""Fixtures of the command line: a model on disk, and interrupts."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that lets a step of decoding be interrupted, by its number from 0."""
+    """Return a function that interrupts a step of decoding, by its number from 0."""
 
     def interrupt_at(step: int) -> None:
         monkeypatch.setattr(Loop, "_take", failing(KeyboardInterrupt, (step + 1,), Loop._take))

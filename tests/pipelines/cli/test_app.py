@@ -15,20 +15,18 @@ import pytest
 
 import ragspec
 from ragspec import __main__ as entry
-from ragspec.errors import InputError
 from ragspec.pipelines.cli import show
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.generate import GenerateOptions
 from ragspec.pipelines.cli.show import INTERRUPTED
 from ragspec.pipelines.console.options import EngineOptions
-from ragspec.reports import trace
 from tests.support import tiny
 from tests.support.command_line import Capture, output_of, run
 from tests.support.damage import full_disk
 
 
 @pytest.mark.parametrize("command", ["doctor", "index build . -o i"])
-def test_help_needs_no_model_library_and_torch_comes_after_numpy(
+def test_help_imports_no_model_library_and_numpy_comes_before_torch(
     command: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a.txt").write_text("A tree.")
@@ -36,7 +34,7 @@ def test_help_needs_no_model_library_and_torch_comes_after_numpy(
         "import sys; from ragspec.pipelines.cli.app import main; code = main(['ask', '--help'])\n"
         "heavy = {'torch', 'transformers', 'numpy', 'jinja2'} & set(sys.modules)\n"
         "code = code or main(['bench', 'text', '-h']); heavy |= {'torch'} & set(sys.modules)\n"
-        "sys.modules['torch'] = None  # which would lose an interrupt while it imports numpy\n"
+        "sys.modules['torch'] = None  # torch would lose an interrupt while it imports numpy\n"
         "try: main(['--debug', *sys.argv[1:]])\n"
         "except ModuleNotFoundError: code = code or 'numpy' not in sys.modules\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
@@ -52,7 +50,7 @@ def test_help_needs_no_model_library_and_torch_comes_after_numpy(
     assert {"--docs", "--compare", "--variants"} <= set(done.stdout.split())
 
 
-def test_version_and_bare_call(capsys: Capture) -> None:
+def test_version_help_and_warnings_are_printed(capsys: Capture) -> None:
     assert output_of(capsys, "--version").out == f"ragspec {ragspec.__version__}\n"
     assert "Commands" in output_of(capsys, code=2).out
     warnings.showwarning("too long", UserWarning, "a.py", 1)
@@ -86,7 +84,7 @@ def test_stop_strings_may_name_line_breaks() -> None:
     assert GenerateOptions.stops(options) == ["a\n", r"\n", "\n"]
 
 
-def test_a_prediction_only_saves_forwards(model: str, tmp_path: Path, capsys: Capture) -> None:
+def test_a_prediction_saves_forwards(model: str, tmp_path: Path, capsys: Capture) -> None:
     arguments = ["generate", "A draft ", "--model", model, "--max-new-tokens", "30"]
     arguments += ["--budget", "8"]
     result = run(capsys, *arguments)
@@ -97,7 +95,7 @@ def test_a_prediction_only_saves_forwards(model: str, tmp_path: Path, capsys: Ca
     assert again["report"]["forwards"] <= result["report"]["forwards"]
 
 
-def test_generate_streams_text_and_keeps_remarks_separately(
+def test_generate_streams_the_text_and_writes_notes_to_stderr(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))
@@ -109,7 +107,7 @@ def test_generate_streams_text_and_keeps_remarks_separately(
     assert streamed.out.strip() == whole.out.strip()
 
 
-def test_compare_finds_equal_texts(model: str, capsys: Capture) -> None:
+def test_compare_reports_equal_texts_and_the_ratio_of_times(model: str, capsys: Capture) -> None:
     arguments = ["generate", "A tree A tree ", "--model", model, "--max-new-tokens", "16"]
     result = run(capsys, *arguments, "--compare", "--budget", "4")["compare"]
     assert result["equal"] is True and result["first_divergence"] is None
@@ -117,7 +115,7 @@ def test_compare_finds_equal_texts(model: str, capsys: Capture) -> None:
     assert result["ratio"] == pytest.approx(result["seconds_plain"] / result["seconds"])
 
 
-def test_trace_becomes_a_page(model: str, tmp_path: Path, capsys: Capture) -> None:
+def test_report_writes_the_page_of_a_trace(model: str, tmp_path: Path, capsys: Capture) -> None:
     trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "9"]
     result = run(capsys, *arguments, "--trace", str(trace))
@@ -129,7 +127,7 @@ def test_trace_becomes_a_page(model: str, tmp_path: Path, capsys: Capture) -> No
 
 
 @pytest.mark.parametrize(("at", "compare"), [(3, False), (10, True), (21, True)])
-def test_an_interrupt_keeps_what_was_written(
+def test_an_interrupt_prints_the_text_so_far(
     at: int, compare: bool, model: str, capsys: Capture, interrupt_at: Callable[[int], None]
 ) -> None:
     interrupt_at(at)  # a comparison takes 7 to warm up, 9 and 9 for the two runs
@@ -138,19 +136,10 @@ def test_an_interrupt_keeps_what_was_written(
     result = json.loads(output_of(capsys, *arguments, code=INTERRUPTED).out)
     assert result["report"]["tokens"] == (10 if at == 21 else 4)
     assert at == 21 or result["finish_reason"] == "cancelled"
-    assert "compare" not in result  # half a run would look like another text
+    assert "compare" not in result  # half of a run would count as another text
 
 
-def test_a_trace_that_cannot_be_written_costs_no_answer(
-    model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4", "--json"]
-    monkeypatch.setattr(trace, "write_trace", Mock(side_effect=InputError("the disk is full")))
-    out, _ = output_of(capsys, *arguments, "--trace", tmp_path / "t.jsonl", code=2)
-    assert json.loads(out)["report"]["tokens"] == 4
-
-
-def test_what_the_system_refuses_is_one_line(
+def test_an_error_of_the_system_is_one_line(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(show, "show", full_disk)
@@ -177,7 +166,7 @@ def test_a_draft_model_of_another_vocabulary_ends_with_6(
     assert "50 token ids and the target 97" in output_of(capsys, *requests, smaller, code=6).err
 
 
-def test_the_line_break_that_ends_standard_input_is_not_read(
+def test_the_last_line_break_of_standard_input_is_removed(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     command = ["generate", "-", "--model", model, "--max-new-tokens", "3"]
@@ -188,7 +177,7 @@ def test_the_line_break_that_ends_standard_input_is_not_read(
     assert lengths == [6, 6, 7]
 
 
-def test_interrupts_while_the_commands_are_imported_and_while_one_is_handled(
+def test_interrupts_during_the_import_and_their_handling_end_with_130(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     codes, interrupted = list[int](), Mock(side_effect=KeyboardInterrupt)
@@ -201,16 +190,17 @@ def test_interrupts_while_the_commands_are_imported_and_while_one_is_handled(
     assert codes == [INTERRUPTED] * 2
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
-def test_a_trace_on_a_full_disk_is_removed(model: str, tmp_path: Path, capsys: Capture) -> None:
-    run = ["generate", "a", "--model", model, "--max-new-tokens", "3", "--trace"]
-    assert "'/dev/full'" in output_of(capsys, *run, "/dev/full", code=2).err
-    assert Path("/dev/full").exists()
-    path = tmp_path / "t.jsonl"
-    assert main([*run, str(path)]) == 0
-    written = path.read_bytes()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "write_text", full_disk)
-        assert "No space left" in output_of(capsys, *run, path, code=2).err
-    assert written and not path.exists()
+def test_a_full_disk_costs_the_trace_and_not_the_answer(
+    model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, full = tmp_path / "t.jsonl", Path("/dev/full")
+    run = ["generate", "a", "--model", model, "--max-new-tokens", "3", "--json", "--trace"]
+    if full.exists():
+        assert "'/dev/full'" in output_of(capsys, *run, full, code=2).err
+        assert full.exists()
+    output_of(capsys, *run, path)
+    assert path.read_bytes()
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    out, err = output_of(capsys, *run, path, code=2)
+    assert json.loads(out)["report"]["tokens"] == 3
+    assert "No space left" in err and not path.exists()

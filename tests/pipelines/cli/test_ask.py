@@ -1,19 +1,15 @@
 """`ragspec ask-long`, as a user types it."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ragspec.models.resolve import BUNDLED
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.cli.app import main
-from ragspec.pipelines.console.terminal import Terminal
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.verification import reading as target_reading
 from tests.support import tiny
 from tests.support.command_line import Capture, output_of, run
 from tests.support.toy_embedder import make_embedder
@@ -40,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Build an index without a dense part, so that no embedder is needed."""
+    """Return an index without a dense part, which needs no embedder."""
     folder = write_pages(tmp_path_factory.mktemp("index") / "pages")
     out = folder.parent / "pages.idx"
     DocQA.from_documents(folder, embedder=None).save(out)
@@ -54,7 +50,7 @@ def ask(
     return run(capsys, *arguments, "--max-new-tokens", "40", *more)
 
 
-def test_an_answer_has_the_promised_fields(index: str, model: str, capsys: Capture) -> None:
+def test_an_answer_has_the_documented_fields(index: str, model: str, capsys: Capture) -> None:
     result = ask(capsys, index, model, "-s", "top-passages=1", "--seed", "3", "-t", "0.7")
     assert {"answer", "citations", "passages", "label", "report"} <= result.keys()
     assert result["label"] == "exact" and result["report"]["seed"] == 3
@@ -64,7 +60,7 @@ def test_an_answer_has_the_promised_fields(index: str, model: str, capsys: Captu
 
 
 @pytest.mark.parametrize("speculate", ["auto", "off", "4"])
-def test_a_passage_that_is_looked_up_again_tells_its_searches(
+def test_iterative_answers_report_their_searches(
     index: str, model: str, capsys: Capture, speculate: str
 ) -> None:
     options = ("--stride", "5", "-s", "search=sparse", "-s", f"speculate={speculate}", "--compare")
@@ -77,14 +73,14 @@ def test_a_passage_that_is_looked_up_again_tells_its_searches(
         assert searches["calls"] == searches["strides"] and searches["hits"] == 0
 
 
-def test_the_whole_answer_may_be_written_in_rounds(index: str, model: str, capsys: Capture) -> None:
+def test_rounds_write_the_whole_answer_again(index: str, model: str, capsys: Capture) -> None:
     options = ("-s", "rounds=3", "--no-refusal")
     result = ask(capsys, index, model, *options, command="ask-iterative")
     assert len(result["passages"]) == 3
     assert result["report"]["retrieval"]["strides"] == 3
 
 
-def test_its_page_shows_searches(index: str, model: str, tmp_path: Path, capsys: Capture) -> None:
+def test_the_page_shows_searches(index: str, model: str, tmp_path: Path, capsys: Capture) -> None:
     trace, page = str(tmp_path / "t.jsonl"), tmp_path / "page.html"
     for command in ("ask-iterative", "ask"):
         ask(capsys, index, model, "--trace", trace, command=command)
@@ -96,18 +92,18 @@ def test_its_page_shows_searches(index: str, model: str, tmp_path: Path, capsys:
     ("options", "expected"),
     [(["-s", "search=dense"], "no dense part"), (["-s", "speculate=99"], "speculate is 99")],
 )
-def test_options_that_do_not_go_together_are_refused(
+def test_options_of_search_that_do_not_fit_are_refused(
     index: str, model: str, capsys: Capture, options: list[str], expected: str
 ) -> None:
     assert main(["ask-iterative", "What?", "--docs", index, "--model", model, *options]) != 0
     assert expected in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_prompt_file_is_used_and_an_answer_without_a_quotation_says_so(
+def test_prompts_by_file_and_by_name(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    (tmp_path / "own.jinja").write_text("{{ passages[0].text }} {{ question }}")
-    result = ask(capsys, index, model, "-s", f"prompt={tmp_path / 'own.jinja'}")
+    (tmp_path / "mine.jinja").write_text("{{ passages[0].text }} {{ question }}")
+    result = ask(capsys, index, model, "-s", f"prompt={tmp_path / 'mine.jinja'}")
     assert result["evidence"] == ""
     assert result["cut"] is True
     requests = ["ask", "What does the walk follow?", "--docs", index, "--model", model]
@@ -131,7 +127,7 @@ def test_an_extract_is_shown_once_and_has_a_trace(
     assert json.loads(trace.read_text().splitlines()[0])["sentences"][0]["text"] in text
 
 
-def test_a_predicted_answer_is_copied(index: str, model: str, capsys: Capture) -> None:
+def test_a_predicted_answer_is_accepted(index: str, model: str, capsys: Capture) -> None:
     result = ask(capsys, index, model, "--budget", "8")
     again = ask(capsys, index, model, "--budget", "8", "-s", f"prediction={result['answer']}")
     assert again["answer"] == result["answer"]
@@ -157,7 +153,7 @@ def test_trace_names_the_passages_that_drafts_came_from(
     assert PAGES[citation["document"]][citation["start"] : citation["end"]] == citation["text"]
 
 
-def test_an_interrupt_keeps_the_answer_that_is_not_displayed(
+def test_an_interrupt_prints_the_answer_so_far_as_json(
     index: str, model: str, capsys: Capture, interrupt_at: Callable[[int], None]
 ) -> None:
     interrupt_at(3)
@@ -166,14 +162,14 @@ def test_an_interrupt_keeps_the_answer_that_is_not_displayed(
     assert result["report"]["tokens"] == 4 and result["skipped"] == []
 
 
-def test_an_answer_beyond_the_context_has_its_code(index: str, model: str, capsys: Capture) -> None:
+def test_an_answer_beyond_the_context_ends_with_3(index: str, model: str, capsys: Capture) -> None:
     long = ["ask", "What is a walk?", "--docs", index, "--max-new-tokens", "4000"]
     out, err = output_of(capsys, *long, "-m", model, code=3)
     assert out == "" and "Traceback" not in err and "error:" in err
 
 
 def test_a_named_embedder_searches(tmp_path: Path, model: str, capsys: Capture) -> None:
-    folder, instance = write_pages(tmp_path / "pages"), str(tmp_path / "made.idx")
+    folder, instance = write_pages(tmp_path / "pages"), str(tmp_path / "pages.idx")
     toy = str(make_embedder(tmp_path / "toy"))
     output_of(capsys, "index", "build", folder, "--out", instance, "--embedder", toy)
     opened = DocQA.from_index(instance).retriever
@@ -190,18 +186,7 @@ def test_a_named_embedder_searches(tmp_path: Path, model: str, capsys: Capture) 
     assert "another embedder" in err
 
 
-def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys: Capture) -> None:
-    pytest.importorskip("sentence_transformers")
-    if not (BUNDLED["starter-embedder"] / "modules.json").is_file():
-        pytest.skip("the bundled embedder is not there yet")
-    folder = write_pages(tmp_path / "pages")
-    (folder / "picture.png").write_bytes(b"\x89PNG\x00\x01")
-    err = output_of(capsys, "index", "build", folder, "--out", tmp_path / "made.idx").err
-    assert "picture.png" in err and "2 documents" in err
-    assert len(ask(capsys, str(tmp_path / "made.idx"), model)["passages"]) == 2
-
-
-def test_foreign_questions_call_no_model(
+def test_a_question_beside_the_documents_is_refused_without_the_model(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     requests = ["ask", "Which tree grows on the mountain?", "--docs", index, "--model", model]
@@ -228,32 +213,6 @@ def test_passages_that_do_not_fit_are_counted(index: str, tmp_path: Path, capsys
     assert "1 of 2 passages fit the model's context" in err
 
 
-@pytest.mark.parametrize("command", ["ask", "generate"])
-def test_how_far_a_long_prompt_is_read_is_reported_to_the_terminal(
-    command: str, index: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    message = watched(monkeypatch)
-    documents = ["--docs", index] if command == "ask" else []
-    arguments = [command, "What does the walk follow?", *documents, "--model", model]
-    # The plain run beside it has a spinner of its own and is not told of.
-    output_of(capsys, *arguments, "--max-new-tokens", "2", "--compare")
-    assert len(message) > 2 and message[0][0] == 0 and message[-1][0] == message[-1][1]
-    assert sum(done == 0 for done, _ in message) == 1
-
-
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Let prompts be read in short pieces; return what a terminal will have been told of them."""
-    message: list[tuple[int, int]] = []
-
-    @contextmanager
-    def job(terminal: Terminal) -> Iterator[Callable[[int, int], None]]:
-        yield lambda done, total: message.append((done, total))
-
-    monkeypatch.setattr(target_reading, "PIECE", 3)
-    monkeypatch.setattr(Terminal, "prefill_progress", job)
-    return message
-
-
 TEXT = "The walk keeps a token of the tree. The rule is kept by the target, word for word. " * 3
 
 
@@ -263,56 +222,53 @@ def report(tmp_path: Path) -> str:
     return str(tmp_path / "report.txt")
 
 
-def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
+def ask_long(capsys: Capture, *arguments: str) -> dict[str, Any]:
     return run(capsys, "ask-long", "What is kept?", *arguments, "--max-new-tokens", "20")
 
 
-def test_a_document_is_read_preserved_and_not_read_again(
+def test_a_saved_document_is_opened_without_another_prefill(
     model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
     keep = str(tmp_path / "prefix_cache")
-    first = said(capsys, "--doc", report, "--save-cache", keep, "--model", model)
-    again = said(capsys, "--save-cache", keep, "--model", model, "--compare")
+    first = ask_long(capsys, "--doc", report, "--save-cache", keep, "--model", model)
+    again = ask_long(capsys, "--save-cache", keep, "--model", model, "--compare")
     assert first["answer"] == again["answer"] and again["compare"]["equal"]
     assert again["report"]["cached_tokens"] > 200
     assert again["passages"][0]["document"] == "report.txt"
-    part = said(capsys, "--doc", report, "-s", "token-range=10:60", "--model", model)
+    part = ask_long(capsys, "--doc", report, "-s", "token-range=10:60", "--model", model)
     assert len(part["passages"][0]["text"]) < len(TEXT) // 2
 
 
 @pytest.mark.parametrize("drafter", ["auto", "none", "rapid", "context,rapid"])
-def test_modes_by_name(model: str, tmp_path: Path, drafter: str, capsys: Capture) -> None:
+def test_steering_alone_is_inexact(
+    model: str, tmp_path: Path, drafter: str, capsys: Capture
+) -> None:
     parts = [f"Part {i} is about trees and so on. " * 4 for i in range(4)]
     (tmp_path / "parts.txt").write_text("\n\n".join([*parts, "A rule is kept by the target."]))
     inputs = ["--doc", str(tmp_path / "parts.txt"), "--model", model]
     inputs += ["--drafter", drafter, "--compare"]
-    exact = said(capsys, *inputs)
+    exact = ask_long(capsys, *inputs)
     assert exact["compare"]["equal"] and exact["label"] == "exact"
     assert bool(exact["chunks"]) == ("rapid" in drafter)
-    steered = said(capsys, *inputs, "--steer", "30")
+    steered = ask_long(capsys, *inputs, "--steer", "30")
     assert steered["compare"]["equal"] and steered["label"] == "exact-for(RAPID, eta 30)"
     assert steered["chunks"] and steered["report"]["drift"] > 0.0
     assert steered["answer"] != exact["answer"]
 
 
-def test_a_model_reads_the_chunks(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
+def test_a_draft_model_for_rapid(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
     other = tmp_path / "other"
     inputs = ["--doc", report, "--model", model, "--draft-model", tiny.save(other, seed=1)]
     sampled = [*inputs, "--temperature", "1", "--seed", "3"]
-    plain = said(capsys, *sampled, "--drafter", "rapid", "--compare")
+    plain = ask_long(capsys, *sampled, "--drafter", "rapid", "--compare")
     assert plain["compare"]["equal"] and plain["report"]["drafted_by_source"]["rapid"] > 0
 
 
-def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
-    keep = str(tmp_path / "prefix_cache")
-    base = ["ask-long", "What?", "--model", model, "--max-new-tokens", "5"]
-    out, err = output_of(capsys, *base, "--doc", report, "--save-cache", keep)
+def test_a_saved_document_is_not_replaced(
+    model: str, report: str, tmp_path: Path, capsys: Capture
+) -> None:
+    command = ["ask-long", "What?", "--model", model, "--max-new-tokens", "5", "--doc", report]
+    command += ["--save-cache", str(tmp_path / "cache")]
+    out, err = output_of(capsys, *command)
     assert out.strip() and "saved in" in err
-    for more, message in (
-        (["--doc", str(tmp_path)], "Invalid value"),
-        (["--doc", report, "--save-cache", str(tmp_path)], "holds other files"),
-        (["--doc", report, "--save-cache", keep], "holds a saved document"),
-        (["--doc", report, "-s", "token-range=0:5000000", "--save-cache", report], "is a file"),
-    ):
-        assert main([*base, *more]) != 0
-        assert message in capsys.readouterr().err.replace("\n", " "), more
+    assert "holds a saved document" in output_of(capsys, *command, code=2).err

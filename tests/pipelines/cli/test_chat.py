@@ -1,13 +1,16 @@
-"""`ragspec chat` and `generate --chat`, with lines for what is typed."""
+"""`ragspec chat` and `generate --chat`, with typed lines on standard input."""
 
 import io
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ragspec.pipelines.answering.conversation import Conversation
-from tests.pipelines.cli.test_ask import watched
+from ragspec.pipelines.console.terminal import Terminal
+from ragspec.verification import reading as target_reading
 from tests.support import tiny
 from tests.support.command_line import Capture, output_of, run
 
@@ -39,7 +42,7 @@ def test_turns_and_commands(model: str, monkeypatch: pytest.MonkeyPatch, capsys:
     assert "cut at the limit of tokens" in err
 
 
-def test_documents_are_searched_and_what_was_not_quoted_is_said(
+def test_each_turn_searches_the_documents_and_notes_its_support(
     model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     twice = ["What does the cat eat?"] * 2
@@ -78,7 +81,7 @@ def test_an_error_in_a_turn_does_not_end_the_conversation(
     assert err.count("error:") == 2 and "error: Expected text in UTF-8" in err and out.strip()
 
 
-def test_an_interrupt_ends_the_answer_alone(
+def test_an_interrupt_ends_the_answer_and_not_the_conversation(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     typed(monkeypatch, "Hello.", "And then?")
@@ -111,7 +114,7 @@ def test_generate_answers_in_the_chat_template(model: str, capsys: Capture) -> N
     assert lengths == [6, turn, turn + len("<system> Be brief.\n"), turn]
 
 
-def test_sampling_as_the_model_is_configured(model: str, tmp_path: Path, capsys: Capture) -> None:
+def test_temperature_of_the_generation_config(model: str, tmp_path: Path, capsys: Capture) -> None:
     command = ["generate", "Hello.", "--max-new-tokens", "12", "--seed", "5"]
 
     def text(*more: str) -> str:
@@ -128,10 +131,23 @@ def test_sampling_as_the_model_is_configured(model: str, tmp_path: Path, capsys:
     assert text(*greedy, "-t", "model") == text(*greedy)
 
 
-def test_how_far_a_long_turn_is_read_is_reported_to_the_terminal(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+@pytest.mark.parametrize("command", ["chat", "ask --compare", "generate --compare"])
+def test_the_prefill_of_a_prompt_is_reported_to_the_terminal(
+    command: str, model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    message = watched(monkeypatch)
-    typed(monkeypatch, "Hello, how are you today?", "/exit")
-    output_of(capsys, "chat", "--model", model, "--max-new-tokens", "2")
-    assert len(message) > 2 and message[0][0] == 0 and message[-1][0] == message[-1][1]
+    """The plain run of --compare has a spinner and reports no prefill."""
+    calls: list[tuple[int, int]] = []
+
+    @contextmanager
+    def progress(terminal: Terminal) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: calls.append((done, total))
+
+    monkeypatch.setattr(target_reading, "PIECE", 3)
+    monkeypatch.setattr(Terminal, "prefill_progress", progress)
+    typed(monkeypatch)
+    name, *more = command.split()
+    more += ["--docs", docs] if name == "ask" else []
+    question = "What does the cat eat?"
+    output_of(capsys, name, question, "--model", model, "--max-new-tokens", "2", *more)
+    assert len(calls) > 2 and calls[0][0] == 0 and calls[-1][0] == calls[-1][1]
+    assert sum(done == 0 for done, _ in calls) == 1

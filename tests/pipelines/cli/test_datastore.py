@@ -20,7 +20,7 @@ def store(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return out
 
 
-def test_info_says_what_it_holds(store: str, capsys: Capture) -> None:
+def test_info_counts_keys_and_documents(store: str, capsys: Capture) -> None:
     result = run(capsys, "datastore", "info", store)
     assert result["documents"] == 3 and result["width"] == 64
     assert result["keys"] > 100 and result["model"]
@@ -28,16 +28,16 @@ def test_info_says_what_it_holds(store: str, capsys: Capture) -> None:
     assert f"{result['keys']:,} keys of 64 numbers" in out.replace("\n", " ")
 
 
-def test_verify_finds_a_changed_byte(store: str, tmp_path: Path, capsys: Capture) -> None:
+def test_verify_detects_a_changed_byte(store: str, tmp_path: Path, capsys: Capture) -> None:
     assert run(capsys, "store", "verify", store)["kind"] == "datastore"
-    shutil.copytree(store, tmp_path / "hurt")
-    hurt = next((tmp_path / "hurt").rglob("keys.bin"))
-    hurt.write_bytes(hurt.read_bytes()[:-1] + b"\x7f")
+    shutil.copytree(store, tmp_path / "damaged")
+    damaged = next((tmp_path / "damaged").rglob("keys.bin"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
     for command in (["store", "verify"], ["generate", "The tree", "--datastore"]):
-        assert "SHA-256" in output_of(capsys, *command, tmp_path / "hurt", code=8).err
+        assert "SHA-256" in output_of(capsys, *command, tmp_path / "damaged", code=8).err
 
 
-def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) -> None:
+def test_max_tokens_and_replace(model: str, tmp_path: Path, capsys: Capture) -> None:
     text = tmp_path / "a.txt"
     text.write_text("words and more words " * 20)
     build = ("datastore", "build", str(text), "--model", model, "--out", str(tmp_path / "knn"))
@@ -48,7 +48,7 @@ def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) ->
     assert main([*build, "--max-tokens", "many"]) == 2
 
 
-def test_a_text_is_continued_by_it(store: str, model: str, capsys: Capture) -> None:
+def test_guesses_do_not_change_the_mixture(store: str, model: str, capsys: Capture) -> None:
     inputs = ("generate", "The tree", "--model", model, "--max-new-tokens", "30", "--seed", "2")
     mixed = (*inputs, "-t", "0.9", "--datastore", store, "-s", "knn=8", "-s", "knn-weight=0.5")
     result = run(capsys, *mixed, "--compare")
@@ -61,7 +61,7 @@ def test_a_text_is_continued_by_it(store: str, model: str, capsys: Capture) -> N
     assert run(capsys, *inputs, "-t", "0.9")["text"] != result["text"]
 
 
-def test_it_streams_what_it_writes_and_names_limits(
+def test_the_mixture_streams_and_refuses_large_settings(
     store: str, model: str, capsys: Capture
 ) -> None:
     inputs = ["generate", "The tree", "--model", model, "--datastore", store, "-s"]

@@ -1,4 +1,4 @@
-"""`ragspec doctor`, what `--compare` compares, and `ragspec index`."""
+"""`ragspec doctor`, the comparison of `--compare`, and `ragspec index`."""
 
 import copy
 from dataclasses import asdict, replace
@@ -19,7 +19,7 @@ from tests.support.command_line import Capture, output_of, run
 from tests.support.toy_embedder import make_embedder
 
 
-def test_findings_are_json_and_name_what_is_there(capsys: Capture) -> None:
+def test_doctor_reports_packages_and_device_as_json(capsys: Capture) -> None:
     result = run(capsys, "doctor")
     assert result["ragspec"] == ragspec.__version__
     assert result["packages"]["torch"] and not result["missing"]
@@ -30,18 +30,18 @@ def test_findings_are_json_and_name_what_is_there(capsys: Capture) -> None:
 
 
 def test_packages_of_extras_are_optional(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    def there(name: str) -> str:
+    def version(name: str) -> str:
         if name in absent:
             raise PackageNotFoundError(name)
         return "1"
 
-    monkeypatch.setattr(doctor, "version", there)
+    monkeypatch.setattr(doctor, "version", version)
     absent = {"faiss-cpu"}
     out = output_of(capsys, "doctor").out
     assert "This machine" in out and "Packages" in out and "Missing" not in out
     absent |= {"torch", "ragspec"}
     assert "Missing: torch" in output_of(capsys, "doctor", code=1).out
-    monkeypatch.setattr(doctor, "requires", there)  # as where it runs from a folder
+    monkeypatch.setattr(doctor, "requires", version)  # as without an installed package
     assert "Missing: ragspec" in output_of(capsys, "doctor", code=1).out
 
 
@@ -60,22 +60,18 @@ def generate(engine: Engine, sampling: Sampling) -> Generation:
     return generation
 
 
-def test_an_unseeded_run_is_repeated_with_the_seed_it_drew(engine: Engine) -> None:
+def test_an_unseeded_run_is_repeated_with_its_seed(engine: Engine) -> None:
     sampling = Sampling(temperature=1.0)
     speculative = generate(engine, sampling)
-    plain = generate(plain_engine(engine), same_seed(sampling, speculative))
+    plainly = plain_engine(engine)
+    plain = generate(plainly, same_seed(sampling, speculative))
+    assert plainly.model is engine.model and plain.report.drafted == 0
     result = compare(engine, speculative, plain, sampling)
     assert result.equal and result.first_divergence is None
     assert result.ratio == pytest.approx(plain.report.seconds / speculative.report.seconds)
     decoding = plain.report.decode_seconds / speculative.report.decode_seconds
     assert result.decode_ratio == pytest.approx(decoding)
     assert "the same tokens" in result.summary()
-
-
-def test_plain_engine_shares_the_model_and_drafts_nothing(engine: Engine) -> None:
-    plain = plain_engine(engine)
-    assert plain.model is engine.model and plain.drafter is None
-    assert generate(plain, Sampling()).report.drafted == 0
 
 
 def test_greedy_margin_is_the_distance_of_the_best_two_logits(engine: Engine) -> None:
@@ -131,7 +127,7 @@ def test_an_index_is_replaced_on_request(instance: tuple[str, Path, str], capsys
     assert main([*again, "--replace"]) == 0
 
 
-def test_documents_come_change_and_go(instance: tuple[str, Path, str], capsys: Capture) -> None:
+def test_documents_are_added_and_removed(instance: tuple[str, Path, str], capsys: Capture) -> None:
     out, folder, _ = instance
     other = folder.parent / "rail.txt"
     other.write_text("The train has a wheel.")
@@ -146,10 +142,10 @@ def test_documents_come_change_and_go(instance: tuple[str, Path, str], capsys: C
     assert "no document of the index" in err
 
 
-def test_info_says_what_it_holds(instance: tuple[str, Path, str], capsys: Capture) -> None:
+def test_info_lists_documents_and_paths(instance: tuple[str, Path, str], capsys: Capture) -> None:
     out, folder, embedder = instance
     text = output_of(capsys, "index", "info", out).out
-    assert "1 document in 1 passage of about 105 words" in text
+    assert "1 document in 1 passage of at most about 105 words" in text
     assert "meaning" in text and "words" in text and str(folder) in text
     result = run(capsys, "index", "info", out)
     assert result["documents"][0]["name"] == "pets.txt" and result["embedder"] == embedder

@@ -1,4 +1,4 @@
-"""`ragspec draw` as typed: options, messages, exit codes."""
+"""`ragspec draw`: options, messages, exit codes."""
 
 import json
 from itertools import product
@@ -50,14 +50,18 @@ def test_latents_are_sampled(tmp_path: Path, kind: str, rule: str | None) -> Non
     result = draw(*subject, "--seed", 1, tmp_path / "out")
     assert result["settings"] == {"steps": 4} | ({} if rule is None else {"r": 0})
     assert result["forwards"] > 0  # type: ignore[operator]
-    if kind == "masked" and rule is None:  # drawn as published, without drafts
+    if kind == "masked" and rule is None:  # sampled as published, without drafts
         assert result["label"] == "exact"
 
 
-def test_a_saved_pipeline_draws_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_saved_pipeline_draws_with_its_settings_and_a_random_seed(
+    tmp_path: Path, capsys: Capture
+) -> None:
     masked = tiny_masked.save(tmp_path / "masked")
     ImagePipeline.from_pretrained(masked, None, steps=4, iterations=3).save_pretrained(tmp_path)
-    assert draw("--class", "1", "--model", tmp_path, tmp_path / "out")["forwards"] == 3
+    result = draw("--class", "1", "--model", tmp_path, tmp_path / "out")
+    assert result["forwards"] == 3
+    assert f"seed {result['seed']}" in capsys.readouterr().out
 
 
 def test_no_file_is_overwritten(folder: str, tmp_path: Path) -> None:
@@ -73,7 +77,7 @@ def test_no_file_is_overwritten(folder: str, tmp_path: Path) -> None:
         assert json.loads(picture.info["ragspec"])["rule"] == "lantern"
 
 
-def test_a_file_that_appears_meanwhile_stays(
+def test_a_file_of_another_run_is_not_overwritten(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -92,7 +96,7 @@ def test_a_file_that_appears_meanwhile_stays(
     assert not (tmp_path / "nowhere.png").exists()
 
 
-def test_images_drawn_before_an_interrupt_are_whole_and_counted(
+def test_an_interrupt_leaves_whole_images_and_counts_them(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     def interrupted(image: Any, file: Any, *args: Any, **settings: Any) -> None:
@@ -110,7 +114,7 @@ def test_images_drawn_before_an_interrupt_are_whole_and_counted(
         Image.open(path).load()
 
 
-def test_no_half_image_stays_where_a_write_fails(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_partial_image(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         _write_new(tmp_path / "image.png", iter(()), "no bytes")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
@@ -124,11 +128,6 @@ def test_a_file_that_cannot_be_opened_stays(
     with pytest.raises(OSError, match="too many"):
         _write_new(tmp_path / "image.png", iter(()), b"new")
     assert (tmp_path / "image.png").exists()
-
-
-def test_a_missing_seed_is_chosen_and_printed(folder: str, tmp_path: Path, capsys: Capture) -> None:
-    result = draw("--class", "1", "--model", folder, tmp_path / "out")
-    assert f"seed {result['seed']}" in capsys.readouterr().out
 
 
 def test_folders_of_a_failed_run_are_removed(folder: str, tmp_path: Path) -> None:

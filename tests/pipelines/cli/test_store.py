@@ -43,18 +43,18 @@ def result(capsys: Capture, *arguments: str) -> dict[str, Any]:
     return result
 
 
-def held(path: Path, scope: str = "global") -> list[str]:
+def texts_of(path: Path, scope: str = "global") -> list[str]:
     decode = tiny.tokenizer().decode
     store = CorpusIndex.open(path, tokenizer=tiny.tokenizer())
     return [str(decode(d)) for segment in store.segments(scope) for d in segment.documents()]
 
 
-def test_a_folder_becomes_a_store(texts: Path, tmp_path: Path, model: str, capsys: Capture) -> None:
+def test_a_store_of_a_folder(texts: Path, tmp_path: Path, model: str, capsys: Capture) -> None:
     out = tmp_path / "c.store"
     text, noted = output_of(capsys, "store", "build", texts, "--model", model, "--out", out)
     assert "3 documents, 1 segment," in text
     assert "not read" in noted and "c.png" in noted
-    assert held(out) == ["the cat sat on the mat", "one row", "another row"]
+    assert texts_of(out) == ["the cat sat on the mat", "one row", "another row"]
     assert result(capsys, "verify", str(out))["sound"] is True
     info = result(capsys, "info", str(out))
     assert info["documents"] == 3 and info["scopes"] == {"global": info["tokens"]}
@@ -69,7 +69,7 @@ def test_damage_ends_verify_with_code_8(store: Path, capsys: Capture) -> None:
     assert run("info", str(store)) == 0  # compares sizes only
 
 
-def test_prefill_stops_at_the_limit(tmp_path: Path, model: str, capsys: Capture) -> None:
+def test_max_tokens_limits_the_store(tmp_path: Path, model: str, capsys: Capture) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"body": "x" * 50}) + "\n" for _ in range(99)))
     out = str(tmp_path / "c.store")
@@ -85,10 +85,10 @@ def test_a_build_without_text_leaves_the_older_store(
     for rows, message in ("", "holds no rows"), ('{"text": null}\n', "no usable text"):
         empty.write_text(rows)
         assert message in output_of(capsys, *build, code=7).err
-    assert len(held(store)) == 3
+    assert len(texts_of(store)) == 3
 
 
-def test_answers_are_preserved_with_the_fingerprint_of_their_model(
+def test_answers_are_stored_with_the_fingerprint_of_their_model(
     tmp_path: Path, model: str, capsys: Capture
 ) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
@@ -101,7 +101,7 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
     answers = engine.generate(["ab ab", "cat", "x"], max_new_tokens=6)
     decode = tiny.tokenizer().decode
-    assert held(out) == [decode(each.prompt_tokens + each.tokens) for each in answers]
+    assert texts_of(out) == [decode(each.prompt_tokens + each.tokens) for each in answers]
     assert CorpusIndex.open(out, model=tiny.model()).info()["model"] == first["model"]
     prompts.write_text('{"prompt": "dog"}\n')
     assert result(capsys, *arguments)["documents"] == 4
@@ -114,21 +114,25 @@ def test_only_replace_overwrites(texts: Path, tmp_path: Path, model: str, capsys
     CorpusIndex.build(["old"], tiny.tokenizer(), out, scope="acme").close()
     build = ["build", str(texts), "-m", model, "-o", str(out)]
     assert "is a store already" in output_of(capsys, "store", *build, code=2).err
-    assert held(out, "acme") == ["old"]
+    assert texts_of(out, "acme") == ["old"]
     assert run(*build, "--replace") == 0
-    assert len(held(out, "acme")) == 3
+    assert len(texts_of(out, "acme")) == 3
 
 
-def test_documents_stay_documents(store: Path, tmp_path: Path, model: str, capsys: Capture) -> None:
+def test_documents_take_no_answers(
+    store: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
     arguments = ["from-answers", tmp_path / "prompts.jsonl", "-m", model, "-o", store]
     err = output_of(capsys, "store", *arguments, "--max-new-tokens", "2", code=8).err
     assert "holds documents (" in err
     assert result(capsys, "info", str(store))["model"] is None
-    assert len(held(store)) == 3
+    assert len(texts_of(store)) == 3
 
 
-def test_a_store_is_no_document(store: Path, tmp_path: Path, model: str, capsys: Capture) -> None:
+def test_a_store_is_not_a_document(
+    store: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
     other = tmp_path / "b.store"
     message = output_of(capsys, "store", "build", store, "-m", model, "-o", other, code=7).err
     assert "is a store of text" in message and "--store" in message
@@ -147,7 +151,7 @@ def test_answers_are_flushed(tmp_path: Path, model: str, monkeypatch: pytest.Mon
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab", "cat", "x")))
     monkeypatch.setattr(store_cli, "FLUSH_SECONDS", 0.0)
-    # As good as a kill: nothing is tidied up on the way.
+    # An error without cleanup, like a kill.
     request, killed = list[Any](), failing(MemoryError, (3,), store_cli._answer)
     killed = noted(killed, request, lambda engine, first, *rest: first)
     arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out), "-s", "batch=1"]
@@ -155,4 +159,4 @@ def test_answers_are_flushed(tmp_path: Path, model: str, monkeypatch: pytest.Mon
         patch.setattr(store_cli, "_answer", killed)
         with pytest.raises(MemoryError):
             run(*arguments, "--max-new-tokens", "3")
-    assert len(held(out)) == 2 and request == [["ab"], ["cat"], ["x"]]
+    assert len(texts_of(out)) == 2 and request == [["ab"], ["cat"], ["x"]]

@@ -1,4 +1,4 @@
-"""`ragspec train-head`: from texts or codes to a head that drafts, and what it refuses."""
+"""`ragspec train-head`: heads of texts and codes, interrupted trainings, and refused input."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def small(model: str | Path, data: Path, out: Path, *more: str) -> list[str]:
     return [*command, "--steps", "4", "-s", "batch=2", "-s", "length=32", *more]
 
 
-def test_texts_become_a_head(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_head_of_texts_drafts(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "head"
     figures = run(capsys, *small(model, texts, out))
     assert figures["steps"] == 4
@@ -78,7 +78,7 @@ def test_texts_become_a_head(model: str, texts: Path, tmp_path: Path, capsys: Ca
     assert any(len(step.tree) for step in result.steps)
 
 
-def test_the_agreement_is_printed(
+def test_progress_replace_and_max_tokens(
     model: str, texts: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "LOG_SECONDS", 0.0)
@@ -88,12 +88,7 @@ def test_the_agreement_is_printed(
     assert "25%, step 1:" in err and "100%, step 4:" in err and "step 0:" not in err
     again = small(model, texts, tmp_path / "head", "--minutes", "0.001")
     assert "a head already" in output_of(capsys, *again, code=2).err
-    output_of(capsys, *again, "--replace")
-
-
-def test_prefill_may_end_early(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
-    command = small(model, texts, tmp_path / "head", "--max-tokens", "40")
-    assert run(capsys, *command)["tokens"] == 40
+    assert run(capsys, *again, "--replace", "--max-tokens", "40")["tokens"] == 40
 
 
 def pictures(folder: Path, count: int) -> tuple[Path, Path]:
@@ -104,7 +99,7 @@ def pictures(folder: Path, count: int) -> tuple[Path, Path]:
     return folder / "model", folder / "codes.npz"
 
 
-def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
+def test_a_head_of_codes(tmp_path: Path, capsys: Capture) -> None:
     folder, data = pictures(tmp_path, 24)
     out = tmp_path / "head"
     result = run(capsys, *small(folder, data, out))
@@ -122,7 +117,7 @@ def test_a_text_that_is_too_short_is_refused(model: str, tmp_path: Path, capsys:
     assert printed == "" and "expected text to learn from" in " ".join(err.split())
 
 
-def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_model_in_out_is_not_replaced(tmp_path: Path) -> None:
     save_head(heads.fresh(CausalTarget(heads.model())), tmp_path / "head")
     check_out(tmp_path / "head")
     tiny.model().save_pretrained(tmp_path / "model")
@@ -134,8 +129,7 @@ def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
             check_out(tmp_path / name)
 
 
-def test_some_texts_are_held_out_where_there_are_many(tmp_path: Path) -> None:
-    """And texts that the model could not read at once are learned in parts."""
+def test_many_texts_hold_some_out_and_long_ones_are_split(tmp_path: Path) -> None:
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
     tiny.save(model, max_position_embeddings=40)
     rows = ['{"text": "' + tiny.TEXT[i : i + 60].replace("\n", " ") + '"}' for i in range(45)]
@@ -145,7 +139,7 @@ def test_some_texts_are_held_out_where_there_are_many(tmp_path: Path) -> None:
     assert (result["texts"], result["held_out"], result["tokens"]) == (45, 3, 45 * 60)
 
 
-def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
+def test_a_training_takes_one_step_and_a_resumed_one_may_take_none(
     some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasty = replace(SETTINGS, seconds=1e-12)
@@ -159,7 +153,7 @@ def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
     assert over["steps"] == 3
     assert over["loss"] is None
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == WRITTEN
-    for steps in (2, 1, 12):  # fewer than are done loses none of them
+    for steps in (2, 1, 12):  # fewer steps than before do not remove any
         settings = replace(SETTINGS, steps=steps)
         over = train(*some, tmp_path / "fewer", settings, resume=True)
         assert over["steps"] == max(3, steps)
@@ -168,8 +162,8 @@ def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
     assert train(*some, tmp_path / "fewer", SETTINGS, start=tmp_path / "fewer")["steps"] == 12
 
 
-def test_pictures_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece without its condition would be read at the condition's place."""
+def test_pictures_are_not_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first code of a part would be read as its condition."""
     model, data = pictures(tmp_path, 6)
     read, known = StateReader.read, list[Any]()
 
@@ -197,7 +191,7 @@ ENOUGH = replace(SETTINGS, steps=30)
 
 
 def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
-    """Let the training be stopped once so many steps are taken."""
+    """Call `how` after a step of the training."""
     take = HeadTrainer._step
 
     def taken(self: HeadTrainer, rate: float) -> tuple[float, float]:
@@ -210,7 +204,7 @@ def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_training_that_was_stopped_goes_on_to_the_same_head(
+def test_a_resumed_training_ends_with_the_same_loss(
     some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: int, capsys: Capture
 ) -> None:
     whole = train(*some, tmp_path / "whole", ENOUGH)
@@ -219,7 +213,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_head(
         with pytest.raises(KeyboardInterrupt):
             train(*some, tmp_path / "parts", ENOUGH, Terminal())
     assert "stopped after step 5" in capsys.readouterr().err
-    open_head(tmp_path / "parts")  # what was learned so far drafts already
+    open_head(tmp_path / "parts")  # the head so far can be opened
     with pytest.raises(InputError, match="a training that was left; expected --resume"):
         train(*some, tmp_path / "parts", ENOUGH)
     with pytest.raises(InputError, match="differs in batch_size, seed"):
@@ -250,7 +244,7 @@ def test_the_best_head_on_held_out_texts_is_written(
     assert all(torch.equal(written[name], weight) for name, weight in heads[1].items())
 
 
-def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
+def test_a_full_disk_does_not_lose_the_training(
     some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     with monkeypatch.context() as patch:
@@ -280,7 +274,7 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
         train(*some, tmp_path / "head", SETTINGS, resume=True)
 
 
-def test_a_head_that_is_not_finite_replaces_none(some: Files, tmp_path: Path) -> None:
+def test_a_head_that_is_not_finite_is_not_written(some: Files, tmp_path: Path) -> None:
     train(*some, tmp_path / "head", SETTINGS)
     before = (tmp_path / "head" / WRITTEN[1]).read_bytes()
     with pytest.raises(InputError, match=r"loss of nan in step 2; .* Lower the learning rate"):
@@ -291,8 +285,8 @@ def test_a_head_that_is_not_finite_replaces_none(some: Files, tmp_path: Path) ->
     assert (tmp_path / "head" / WRITTEN[1]).read_bytes() == before
 
 
-def test_a_folder_is_tried_before_the_training(some: Files, tmp_path: Path) -> None:
-    """A second training there at once would cost one of the two heads."""
+def test_the_folder_is_locked_before_the_training(some: Files, tmp_path: Path) -> None:
+    """Two trainings into one folder would lose one of the heads."""
     settings = replace(SETTINGS, learning_rate=1e12)  # fails once it has begun
     with pytest.raises(StoreError, match=r"x cannot be written \(Not a directory\); name"):
         train(*some, some[1] / "x", settings)
@@ -306,7 +300,7 @@ def test_a_folder_is_tried_before_the_training(some: Files, tmp_path: Path) -> N
     assert sorted(path.name for path in (tmp_path / "head").iterdir()) == WRITTEN
 
 
-def test_a_head_can_begin_with_another(some: Files, tmp_path: Path, capsys: Capture) -> None:
+def test_start_continues_from_another_head(some: Files, tmp_path: Path, capsys: Capture) -> None:
     still = replace(SETTINGS, steps=1, learning_rate=1e-9)
     first = train(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9))
     more = train(*some, tmp_path / "more", still, start=tmp_path / "first")

@@ -29,7 +29,7 @@ from tests.support import tiny
 from tests.support.toy_gguf import write_gguf
 
 
-def test_drafters_and_budgets_are_named_by_text() -> None:
+def test_lists_and_numbers_are_parsed() -> None:
     assert list(map(split, ("", "context", "a, b,"))) == [(), ("context",), ("a", "b")]
     assert number_or_name("12") == 12
     assert number_or_name("auto") == "auto"
@@ -59,7 +59,7 @@ def test_documents_are_counted_while_they_are_read(
     assert "embedding passages: 0 of 1" in capsys.readouterr().err
 
 
-def test_steps_of_fixed_shape_are_requested_by_name() -> None:
+def test_static_selects_steps_of_fixed_shape() -> None:
     def options(static: Any) -> EngineOptions:
         return EngineOptions("cpu", "float32", "starter-draft", drafter="none", static=static)
 
@@ -97,7 +97,7 @@ def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:
         read(f"@{file}")
 
 
-def test_a_scope_is_drafted_from(tmp_path: Path) -> None:
+def test_the_tenant_is_the_scope_of_the_drafter(tmp_path: Path) -> None:
     folder, store = tmp_path / "model", tmp_path / "c.store"
     tiny.save(folder)
     CorpusIndex.build([], tiny.tokenizer(), store).close()
@@ -114,7 +114,7 @@ def test_control_characters_of_a_document_are_not_printed() -> None:
     assert printable(harmless) == harmless
 
 
-def test_results_go_to_stdout_and_remarks_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_go_to_stdout_and_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal()
     terminal.piece("[bold]one")
     terminal.line(" two")
@@ -127,7 +127,7 @@ def test_results_go_to_stdout_and_remarks_to_stderr(capsys: pytest.CaptureFixtur
     assert err == "[red]remark\nerror: wrong\nloading ...\n"
 
 
-def test_prefill_is_displayed_on_a_terminal_until_all_is_read() -> None:
+def test_prefill_is_shown_on_a_terminal_until_its_end() -> None:
     terminal, err = Terminal(), io.StringIO()
     terminal.err = Console(file=err, force_terminal=True, width=80)
     with terminal.prefill_progress() as on_progress:
@@ -142,7 +142,7 @@ def test_prefill_is_displayed_on_a_terminal_until_all_is_read() -> None:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_long_prefill_is_noted_in_a_pipe(
+def test_a_long_prefill_is_logged_in_a_pipe(
     quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
@@ -165,7 +165,7 @@ def test_quiet_keeps_errors_and_json(capsys: pytest.CaptureFixture[str]) -> None
     assert err == "error: wrong\n"
 
 
-def test_table_holds_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_in_a_pipe_shows_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
     Terminal().table("Title", ["name", ">n"], [("a\x1bb", "1"), (long := "c" * 300, "23")])
     out = capsys.readouterr().out
     assert all(cell in out for cell in ("Title", "name", "a\ufffdb", "23", long))

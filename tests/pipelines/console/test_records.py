@@ -30,16 +30,16 @@ class Options:
 
 
 def run(*words: str) -> Any:
-    app, seen = typer.Typer(), []
+    app, calls = typer.Typer(), []
 
     @records.takes_records
     def command(options: Options) -> None:
         """Note the options."""
-        seen.append(options)
+        calls.append(options)
 
     records.add_command(app, command)
     result = CliRunner().invoke(app, list(words))
-    return seen[0] if seen else result
+    return calls[0] if calls else result
 
 
 def test_fields_are_arguments_options_and_settings() -> None:
@@ -73,7 +73,7 @@ def test_the_help_lists_settings_with_their_defaults() -> None:
     assert "--device" not in output and "--times" in output
 
 
-def test_records_are_declared_in_their_place() -> None:
+def test_nested_records_are_declared_in_order() -> None:
     assert [field.name for field in records.declared(Options)] == [
         "device", "layers", "text", "times", "folder", "loud",
     ]  # fmt: skip

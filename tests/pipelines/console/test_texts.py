@@ -25,19 +25,17 @@ def read(
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    if path.suffix == ".parquet":
+        datasets.Dataset.from_list(rows).to_parquet(str(path))
+    else:
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson", "rows.jsonl.gz"])
-def test_rows_of_a_file_of_lines(tmp_path: Path, name: str) -> None:
-    assert read(write_rows(tmp_path / name, ROWS)) == ["one", "two"]
-
-
-def test_rows_of_parquet(tmp_path: Path) -> None:
-    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "rows.parquet"))
-    assert read(tmp_path / "rows.parquet") == ["one", "two"]
-    assert read(*[tmp_path / "rows.parquet"] * 2) == ["one", "two"] * 2
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson", "rows.jsonl.gz", "rows.parquet"])
+def test_rows_of_files(tmp_path: Path, name: str) -> None:
+    path = write_rows(tmp_path / name, ROWS)
+    assert read(path, path) == ["one", "two"] * 2
 
 
 def test_a_data_set_by_name_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +53,7 @@ def test_a_data_set_by_name_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None
         read("owner/name")
 
 
-def test_token_ids_and_other_columns(tmp_path: Path) -> None:
+def test_columns_of_token_ids_and_of_other_names(tmp_path: Path) -> None:
     ids = write_rows(tmp_path / "ids.jsonl", [{"ids": [1, 2]}, {"ids": [3]}])
     assert read(ids) == [[1, 2], [3]]
     odd = write_rows(tmp_path / "odd.jsonl", [{"body": "x", "n": 1}])
@@ -65,7 +63,7 @@ def test_token_ids_and_other_columns(tmp_path: Path) -> None:
         read(odd, field="n")
 
 
-def test_a_folder_gives_documents_and_rows_and_says_what_it_skips(tmp_path: Path) -> None:
+def test_a_folder_has_documents_and_rows_and_reports_skipped_files(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# text")
     (tmp_path / "b.pdf").write_bytes(b"no pdf")
     write_rows(tmp_path / "c.jsonl", ROWS)
@@ -79,7 +77,7 @@ def test_a_folder_gives_documents_and_rows_and_says_what_it_skips(tmp_path: Path
     assert reasons["d.jsonl"].startswith("line 1: no JSON object")
     assert reasons["e.jsonl"].startswith("line 1 has no column of a usual name; it has x, y")
     with pytest.raises(InputError, match="no column 'z'"):
-        read(tmp_path, field="z")  # asked for by name
+        read(tmp_path, field="z")  # the requested column
     (tmp_path / "empty").mkdir()
     with pytest.raises(DocumentError, match="no usable text"):
         read(tmp_path / "empty")
@@ -127,7 +125,7 @@ def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, None, "", [], [1.5], ["a", "b"], {"a": 1}, [1, {"a": 1}]])
-def test_what_is_no_prompt_is_reported_with_its_row(tmp_path: Path, wrong: Any) -> None:
+def test_a_row_without_a_prompt_is_refused_with_its_line(tmp_path: Path, wrong: Any) -> None:
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}, {"prompt": wrong}])
     with pytest.raises((DocumentError, InputError), match="line 2"):
         list(read_prompts(path))
@@ -137,8 +135,7 @@ def test_a_folder_may_be_read_as_a_data_set(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     (folder / "data").mkdir(parents=True)
     for split, row in (("train", ROWS[0]), ("test", ROWS[2])):  # in the layout of `push_to_hub`
-        path = folder / "data" / f"{split}-00000-of-00001.parquet"
-        datasets.Dataset.from_list([row]).to_parquet(str(path))
+        write_rows(folder / "data" / f"{split}-00000-of-00001.parquet", [row])
     (folder / "README.md").write_text("---\nlicense: mit\n---\nThe data card.\n")
     assert read(f"hf:{folder}") == ["one"]
     assert read(f"hf:{folder}", split="test") == ["two"]

@@ -56,12 +56,12 @@ addEventListener("load", () => setTimeout(() => {
 """
 # The browser's own window is at least 500 pixels wide.
 FRAME = """<iframe src="page.html" width="400" height="900" style="border: 0"></iframe><script>
-addEventListener("message", (event) => document.body.dataset.found = JSON.stringify(event.data));
+addEventListener("message", (event) => document.body.dataset.failures = JSON.stringify(event.data));
 </script>"""
 
 
 def failures_of(page: str, folder: Path) -> list[str]:
-    """Return what fails on a page of 400 pixels, by a script that its policy is made to allow."""
+    """Return the failures on a page of 400 pixels; the policy is changed to allow the probe."""
     digest = b64encode(sha256(PROBE.encode()).digest()).decode()
     before, after = ("script-src ", " ") if "script-src " in page else ("base-uri ", "; base-uri ")
     page = page.replace(before, f"script-src 'sha256-{digest}'{after}", 1)
@@ -72,8 +72,8 @@ def failures_of(page: str, folder: Path) -> list[str]:
     command += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=5000"]
     command += ["--dump-dom", (folder / "frame.html").as_uri()]
     dump = subprocess.run(command, capture_output=True, timeout=120, check=True).stdout.decode()
-    (found,) = re.findall('data-found="(.*?)"', dump)
-    result: list[str] = json.loads(html.unescape(found))
+    (failures,) = re.findall('data-failures="(.*?)"', dump)
+    result: list[str] = json.loads(html.unescape(failures))
     return result
 
 
@@ -88,14 +88,14 @@ def trace(folder: Path) -> str:
 
 
 def arabic(folder: Path) -> str:
-    """Return a page whose question and answer are read from the right."""
+    """Return a page whose question and answer are written from right to left."""
     parsed = sample_trace(folder, question=ARABIC)
     texts = (*(("",) * len(each) for each in parsed.texts[:-1]), (ARABIC,))
     return trace_page(replace(parsed, texts=texts))
 
 
 def answers(count: int) -> str:
-    """Return the page of `bench answers` over so many questions."""
+    """Return the page of `bench answers` over `count` questions."""
     known = ("passages", "sentences", "right", "refused")
     rest: dict[str, Any] = {"support": "unsupported", "seconds": 1.0, "tokens": 9, "per_forward": 1}
     rows = [
@@ -110,7 +110,7 @@ def answers(count: int) -> str:
 
 
 def benchmarks(name: str) -> str:
-    """Return a page of the benchmarks' own, with charts of every kind."""
+    """Return a page of the benchmarks with charts of every kind."""
     charts, scatter, pages, couplings = (
         importlib.import_module(f"evaluation.{each}")
         for each in ("line_charts", "scatter", "pages", "couplings")
@@ -150,7 +150,7 @@ def test_on_a_narrow_screen_nothing_overflows_is_tiny_or_fails(
     assert failures_of(PAGES[name](tmp_path), tmp_path) == []
 
 
-def test_what_is_wrong_on_a_page_is_seen(tmp_path: Path) -> None:
+def test_the_probe_detects_failures(tmp_path: Path) -> None:
     wrong = '<p style="font-size: 10px; width: 900px">small</p>'
     page = trace(tmp_path).replace("</main>", wrong + "<script>nothing()</script></main>")
     assert len(failures_of(page, tmp_path)) == 3

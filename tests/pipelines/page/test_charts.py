@@ -17,14 +17,14 @@ from ragspec.pipelines.page.run_view import (
     slots_of,
     step_chart,
 )
-from ragspec.reports.generation import accepted_of, report_of
+from ragspec.reports.generation import report_of
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION, DraftTree
 from tests.pipelines.page.test_page import EVIL, WORDS, sample_trace
 
 
-def test_steps_hold_every_token(tmp_path: Path) -> None:
+def test_the_chart_of_steps_counts_every_token(tmp_path: Path) -> None:
     chart = step_chart(sample_trace(tmp_path).steps, {"context": "s0", "<b>model</b>": "s3"})
     parts = [column.parts for column in chart.columns]
     assert parts == [[("own", 1)], [("s0", 3), ("own", 1)], [("s3", 2), ("own", 1)], [("own", 1)]]
@@ -34,7 +34,7 @@ def test_steps_hold_every_token(tmp_path: Path) -> None:
     assert chart.columns[1].tip == "step 1: 3 of context, 1 of target model; 4 drafted"
 
 
-def test_steps_that_emitted_nothing_make_charts() -> None:
+def test_a_step_without_tokens_has_an_empty_column() -> None:
     instance = [Step(DraftTree.chain([1], "context"), (), ())]
     chart = step_chart(instance, colours_of(instance))
     assert [column.parts for column in chart.columns] == [[]] and chart.most == 1
@@ -43,31 +43,31 @@ def test_steps_that_emitted_nothing_make_charts() -> None:
 
 
 @pytest.mark.parametrize(("steps", "every"), [(0, 1), (12, 1), (13, 2), (100, 10), (130, 20)])
-def test_few_columns_have_a_number(steps: int, every: int) -> None:
+def test_at_most_twelve_columns_have_a_number(steps: int, every: int) -> None:
     assert step_chart([Step(DraftTree.empty(), (), (9,))] * steps, {}).every == every
 
 
 LISTED = ("context", "model", "rest", "recycling", "suffix", "hierarchy", "rasd", "prediction")
 
 
-def test_the_sources_of_the_house_have_a_colour_each() -> None:
+def test_the_listed_methods_have_distinct_colours() -> None:
     assert len({preferred()[name] for name in LISTED}) == len(LISTED) == COLOURS
 
 
 @pytest.mark.parametrize("others", [(), ("model",), LISTED[1:], ("answers", "statistics", "mine")])
-def test_a_source_keeps_its_colour_whoever_else_is_there(others: tuple[str, ...]) -> None:
+def test_the_colour_of_a_source_does_not_depend_on_other_sources(others: tuple[str, ...]) -> None:
     assert slots_of(["context", *others])["context"] == slots_of(["context"])["context"] == 0
 
 
 @given(st.lists(st.sampled_from([*preferred(), "mine", "yours", "é", ""]), unique=True, max_size=8))
-def test_no_two_of_a_page_look_alike(names: list[str]) -> None:
+def test_up_to_eight_sources_have_distinct_colours_in_any_order(names: list[str]) -> None:
     slots = slots_of(names)
     assert set(slots) == set(names)
     assert len(set(slots.values())) == len(names)
     assert slots == slots_of(names[::-1])
 
 
-def test_the_source_that_gave_most_comes_first() -> None:
+def test_sources_are_in_order_of_accepted_tokens() -> None:
     steps = [
         Step(DraftTree.chain([1, 2, 3], "few"), (0,), (1, 9)),
         Step(DraftTree.chain([1, 2, 3], "many"), (0, 1, 2), (1, 2, 3, 9)),
@@ -77,11 +77,7 @@ def test_the_source_that_gave_most_comes_first() -> None:
     assert all(a != b for a, b in combinations(colours_of(steps).values(), 2))
 
 
-def test_a_path_that_a_stop_has_cut_counts_as_far_as_it_stands() -> None:
-    assert accepted_of(Step(DraftTree.chain([1, 2, 3], "context"), (0, 1, 2), (1, 2))) == (0, 1)
-
-
-def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
+def test_spans_have_a_source_a_place_and_a_step(tmp_path: Path) -> None:
     view = RunView(sample_trace(tmp_path))
     text = [(span.text.strip(), span.css) for span in view.spans]
     assert text[0] == ("A", "own")
@@ -98,7 +94,7 @@ def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
     assert steps == sorted(steps) and set(steps) == {0, 1, 2, 3}
 
 
-def test_shares_add_up_to_the_whole(tmp_path: Path) -> None:
+def test_tokens_and_milliseconds_add_up_to_the_report(tmp_path: Path) -> None:
     view = RunView(sample_trace(tmp_path))
     assert sum(view.accepted[name] for name, _ in view.drafters) == view.trace.report.tokens
     assert sum(view.stages.values()) == pytest.approx(view.whole_ms)
@@ -118,7 +114,7 @@ def test_leading_space_gets_no_colour() -> None:
     ("document", "name", "place"),
     [(PREDICTION, "prediction", " · token 4–5"), (LAYOUT, "layout", "")],
 )
-def test_text_copied_from_no_document_has_its_colour(document: int, name: str, place: str) -> None:
+def test_text_of_prediction_or_layout_has_its_colour(document: int, name: str, place: str) -> None:
     origin = [(document, 4), (document, 5), (0, 7)]
     steps = (
         Step(DraftTree.chain([1, 2, 3], "context", origin=origin), (0, 1, 2), (1, 2, 3, 9)),
@@ -137,7 +133,7 @@ def test_text_copied_from_no_document_has_its_colour(document: int, name: str, p
 
 
 @pytest.mark.parametrize(
-    ("label", "said"),
+    ("label", "meaning"),
     [
         ("exact", "that plain decoding gives"),
         ("exact-for(distribution)", "another sample"),
@@ -148,5 +144,5 @@ def test_text_copied_from_no_document_has_its_colour(document: int, name: str, p
         ("approximate", "may differ"),
     ],
 )
-def test_every_label_is_explained(label: str, said: str) -> None:
-    assert said in meaning_of(label)
+def test_every_label_is_explained(label: str, meaning: str) -> None:
+    assert meaning in meaning_of(label)

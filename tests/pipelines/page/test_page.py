@@ -1,6 +1,5 @@
 import json
 import re
-import tomllib
 from base64 import b64encode
 from hashlib import sha256
 from html.parser import HTMLParser
@@ -58,8 +57,8 @@ def sample_trace(folder: Path, **extra: Any) -> Trace:
     return read_trace(path)
 
 
-def refuses_all(page: str) -> str:
-    """Return the policy of a page after checking that it loads nothing and runs nothing inline."""
+def policy_of(page: str) -> str:
+    """Check that a page loads no file and has no inline handler; return its security policy."""
     elements = Elements(page)
     tags = {tag for tag, _ in elements.result}
     assert not tags & {"img", "link", "iframe", "object", "embed", "base", "form"}
@@ -72,10 +71,10 @@ def refuses_all(page: str) -> str:
     return policy[0]
 
 
-def test_page_is_self_contained_and_runs_its_script_alone(tmp_path: Path) -> None:
+def test_a_page_is_self_contained_and_allows_its_script_alone(tmp_path: Path) -> None:
     citation = {"document": EVIL, "start": 0, "end": 9, "text": EVIL}
     page = trace_page(sample_trace(tmp_path, question=EVIL, citations=[citation]))
-    policy = refuses_all(page)
+    policy = policy_of(page)
     scripts = re.findall("<script>(.*?)</script>", page, re.DOTALL)
     assert len(scripts) == page.count("<script") == 1
     digest = b64encode(sha256(scripts[0].encode()).digest()).decode()
@@ -86,7 +85,7 @@ def test_page_is_self_contained_and_runs_its_script_alone(tmp_path: Path) -> Non
     assert EVIL in "".join(Elements(page).text)
 
 
-def test_one_draft_is_displayed_and_every_step_can_be_chosen(tmp_path: Path) -> None:
+def test_one_draft_is_visible_and_the_slider_selects_every_step(tmp_path: Path) -> None:
     elements = Elements(trace_page(sample_trace(tmp_path)))
     drafts = [each for each in elements.named("figure") if each.get("class") == "draft"]
     assert [each["data-step"] for each in drafts] == ["0", "1", "2", "3"]
@@ -102,7 +101,7 @@ def test_one_draft_is_displayed_and_every_step_can_be_chosen(tmp_path: Path) -> 
     assert {str(each.get("id")) for _, each in elements.result} >= {"step", "pill", "drafts"}
 
 
-def test_a_node_of_the_tree_carries_its_token_and_its_tip(tmp_path: Path) -> None:
+def test_each_node_of_a_draft_has_a_token_and_a_tip(tmp_path: Path) -> None:
     elements = Elements(trace_page(sample_trace(tmp_path)))
     nodes = [each for each in elements.named("span") if "token" in str(each.get("class"))]
     assert len(nodes) == 4 + 7 + 4  # a root a step, the drafted nodes, the target's own tokens
@@ -118,10 +117,10 @@ def test_a_run_without_drafts_needs_no_script() -> None:
     step = Step(DraftTree.empty(), (), (0,), {"verify": 6.0})
     page = trace_page(Trace((step,), (("A ",),), report_of([step], [0], 0.1, "stop")))
     assert "<script" not in page and 'class="draft"' not in page
-    assert "script" not in refuses_all(page)
+    assert "script" not in policy_of(page)
 
 
-def test_comparison_is_displayed(tmp_path: Path) -> None:
+def test_the_page_shows_the_comparison_with_plain_decoding(tmp_path: Path) -> None:
     compare: dict[str, Any] = {"seconds_plain": 2.0, "seconds": 0.5, "ratio": 4.0, "equal": False}
     compare["first_divergence"] = {"index": 7, "margin": 0.0003}
     page = trace_page(sample_trace(tmp_path, compare=compare))
@@ -135,7 +134,7 @@ def test_an_empty_trace_makes_a_page() -> None:
     assert "Tokens of each step" not in page
 
 
-def test_write_page_makes_the_file_and_names_its_errors(tmp_path: Path) -> None:
+def test_write_page_writes_the_file_and_refuses_a_missing_folder(tmp_path: Path) -> None:
     sample_trace(tmp_path, question="Why?")
     out = tmp_path / "page.html"
     write_page(tmp_path / "trace.jsonl", out)
@@ -158,7 +157,7 @@ def test_write_page_makes_the_file_and_names_its_errors(tmp_path: Path) -> None:
         {"report": {"label": 1}},
     ],
 )
-def test_traces_that_no_page_displays_are_damaged(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_trace_with_wrong_types_is_damaged(tmp_path: Path, change: dict[str, Any]) -> None:
     sample_trace(tmp_path)
     path, out = tmp_path / "trace.jsonl", tmp_path / "page.html"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -168,9 +167,3 @@ def test_traces_that_no_page_displays_are_damaged(tmp_path: Path, change: dict[s
     with pytest.raises(InputError, match=r"trace\.jsonl' is damaged"):
         write_page(path, out)
     assert not out.exists()
-
-
-def test_templates_are_packed_into_the_wheel(root: Path) -> None:
-    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    data = settings["tool"]["setuptools"]["package-data"]
-    assert "*.j2" in data.get("ragspec.pipelines.page", [])

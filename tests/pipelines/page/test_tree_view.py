@@ -41,7 +41,7 @@ def view_of(step: Step) -> DraftView:
     return draft_views(trace_of(step))[0]
 
 
-def test_the_accepted_path_is_bold_and_reads_along_the_top_and_every_node_has_a_tip() -> None:
+def test_the_accepted_path_is_the_top_row_and_each_node_has_a_tip() -> None:
     view = view_of(Step(branching(), (1, 3), (1, 2, 9)))
     css = ["root", "s2", "s0 kept", "s3", "s0 kept", "s0", "own"]
     assert [node.css for node in view.nodes] == css
@@ -58,7 +58,7 @@ def test_the_accepted_path_is_bold_and_reads_along_the_top_and_every_node_has_a_
     assert tips[6] == "“↵” · target model\nits own token after the accepted path"
 
 
-def test_the_likelier_child_comes_first_where_none_was_accepted() -> None:
+def test_children_are_in_order_of_acceptance_probability_where_none_was_accepted() -> None:
     view = view_of(Step(branching(), (), (9,)))
     rows = {node.text: node.row for node in view.nodes}
     assert rows["↵"] < rows["·the"] < rows["·a"]
@@ -72,7 +72,7 @@ def test_a_text_that_ends_with_the_path_has_no_token_of_the_target() -> None:
     assert view.caption == "5 drafted, 2 accepted, then the end"
 
 
-def test_the_end_token_is_displayed_as_the_end() -> None:
+def test_the_end_token_has_the_text_end() -> None:
     def trace(*texts: str) -> Trace:
         steps = (
             Step(DraftTree.chain([1, 0], "context"), (0,), (1, 2)),
@@ -86,20 +86,16 @@ def test_the_end_token_is_displayed_as_the_end() -> None:
     assert [node.text for node in second.nodes[1:]] == ["·a", "end", "end"]
     assert second.caption == "2 drafted, 0 accepted, then the end"
     assert first.caption == "2 drafted, 1 accepted, then “·a” by the target"
-    # A token that is part of a character has no text either, and one may end a text by its length.
+    # Part of a character has no text either; a text may end with it at the limit of tokens.
     split = draft_views(trace("", " a"))[0]
     assert split.caption == "2 drafted, 1 accepted, then “#2” by the target"
 
 
-def test_the_root_is_what_was_written_before(tmp_path: Path) -> None:
+def test_the_root_shows_the_text_before_the_step(tmp_path: Path) -> None:
     views = draft_views(sample_trace(tmp_path))
     assert [view.number for view in views] == [0, 1, 2, 3]
     assert [view.nodes[0].text for view in views[:2]] == ["prompt", "A·"]
     assert views[0].caption.startswith("nothing drafted, then “A·”")
-
-
-def test_a_run_without_drafts_has_no_pictures() -> None:
-    assert draft_views(trace_of(Step(DraftTree.empty(), (), (9,)))) == []
 
 
 @pytest.mark.parametrize(
@@ -112,11 +108,11 @@ def test_a_run_without_drafts_has_no_pictures() -> None:
         ("x" * (LONGEST + 1), "x" * (LONGEST - 1) + "…"),
     ],
 )
-def test_tokens_stand_on_one_short_line(text: str, display: str) -> None:
+def test_the_text_of_a_token_is_one_short_line(text: str, display: str) -> None:
     assert printed(text) == display
 
 
-def test_where_names_document_prediction_or_nothing() -> None:
+def test_where_names_the_document_or_the_prediction() -> None:
     assert where(["a.md"], (0, 4)) == " · a.md, token 4"
     assert where(["a.md"], (0, 4), 3) == " · a.md, token 4–6"
     assert where(["a.md"], (7, 4)) == " · document 7, token 4"
