@@ -7,7 +7,6 @@ together. A short probe gives the first curve, and every forward corrects it. Sm
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from bisect import bisect_left
@@ -73,7 +72,7 @@ class ForwardCost:
         self.widths = tuple(widths)
         self.timings = _over_sizes(timed), growth
         self._curve = self.timings[0]
-        self._steps = [0.0] * (len(SIZES) - 1)  # logarithmic corrections from each size to the next
+        self._steps = np.zeros(len(SIZES) - 1)  # logarithmic corrections from each size to the next
         self._scale = 1.0  # the factor of the level
         # A timed curve is right until most of the recent forwards disagree.
         self._errors: deque[float] = deque([0.0] * (RECENT // 2 if seconds else 0), RECENT)
@@ -141,18 +140,12 @@ class ForwardCost:
 
     def _compare(self, fewer: int, more: int, change: float) -> None:
         """Change the logarithm of the cost of `more` positions over that of `fewer`."""
-        crossed = [
-            (min(max(more, low), high) - min(max(fewer, low), high)) / (high - low)
-            for low, high in itertools.pairwise(SIZES)
-        ]
-        if total := sum(map(abs, crossed)):
-            self._steps = [
-                old + change * share / total
-                for old, share in zip(self._steps, crossed, strict=True)
-            ]
-            logs = itertools.accumulate(self._steps, initial=0.0)
-            learned = (t * math.exp(log) for t, log in zip(self.timings[0], logs, strict=True))
-            self._curve = list(itertools.accumulate(learned, max))
+        crossed = np.diff(np.clip(SIZES, *sorted((fewer, more)))) / np.diff(SIZES)
+        if total := crossed.sum():
+            signed = change if more > fewer else -change
+            self._steps = self._steps + signed / total * crossed
+            logs = np.cumsum([0.0, *self._steps])
+            self._curve = np.maximum.accumulate(self.timings[0] * np.exp(logs)).tolist()
 
 
 def padded(positions: int, widths: Sequence[int]) -> int:
@@ -166,8 +159,8 @@ def _over_sizes(timed: Mapping[int, float]) -> list[float]:
 
     None is above those of more positions: what else ran may have slowed it, but never sped it up.
     """
-    sizes, seconds = list(timed), [*itertools.accumulate([*timed.values()][::-1], min)][::-1]
-    curve = np.interp(SIZES, sizes, seconds)
+    sizes, seconds = list(timed), np.minimum.accumulate([*timed.values()][::-1])[::-1]
     slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
     beyond = np.maximum(0, np.asarray(SIZES) - sizes[-1]) * slope
-    return [float(each) for each in curve + beyond]
+    curve: list[float] = (np.interp(SIZES, sizes, seconds) + beyond).tolist()
+    return curve

@@ -184,21 +184,18 @@ def share_out(tree: DraftTree) -> DraftTree:
     Only one token can come next. If several sources claim different tokens, each with certainty,
     their probabilities become shares of one.
     """
-    parents, claimed = tree.parents.tolist(), tree.accept_prob.tolist()
-    totals = [0.0] * (len(tree) + 1)  # of children, by parent; the last entry is that of the root
-    for parent, claim in zip(parents, claimed, strict=True):
-        totals[parent] += claim
-    if all(
-        total <= (1.0 if node < 0 else claimed[node])
-        for node, total in zip([*range(len(tree)), ROOT], totals, strict=True)
-    ):
+    parents = tree.parents.tolist()
+    claimed = [*tree.accept_prob.tolist(), 1.0]  # in all lists the last entry is the root's
+    totals = [0.0] * len(claimed)  # of the children of each node
+    for node, parent in enumerate(parents):
+        totals[parent] += claimed[node]
+    if all(total <= claim for total, claim in zip(totals, claimed, strict=True)):
         return tree
-    accept_prob: list[float] = []
-    for parent, claim in zip(parents, claimed, strict=True):
-        above, now = (1.0, 1.0) if parent == ROOT else (claimed[parent], accept_prob[parent])
-        most = max(totals[parent], above)
-        accept_prob.append(claim / most * now if most > 0.0 else 0.0)
-    return replace(tree, accept_prob=np.asarray(accept_prob, dtype=np.float32))
+    shares = [0.0] * len(tree) + [1.0]
+    for node, parent in enumerate(parents):
+        if (most := max(totals[parent], claimed[parent])) > 0.0:
+            shares[node] = claimed[node] / most * shares[parent]
+    return replace(tree, accept_prob=np.asarray(shares[:-1], dtype=np.float32))
 
 
 def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int]]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.trees.draft_tree import ROOT
+from ragspec.trees.operations import ancestors, depths
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import Counters, Layout, plain_mask, windowed
@@ -44,7 +45,7 @@ class ReadPlaces:
 
     Attributes:
         rows: Row of the root (-1) and of each read place in the output.
-        parents: Number of each read place's parent; below the root its own number.
+        parents: Number of each read place's parent; -1 is the root.
         bounds: First and last read place of each level.
     """
 
@@ -56,16 +57,15 @@ class ReadPlaces:
         self.rows = {place: row for row, place in enumerate([ROOT, *self.places])}
         ends = [sum(map(len, by_level[:level])) for level in range(len(by_level) + 1)]
         self.bounds = list(pairwise(ends))
-        above = [self.rows[tree.parents[place]] - 1 for place in self.places]
-        self.parents = [number if up < 0 else up for number, up in enumerate(above)]
+        self.parents = [self.rows[tree.parents[place]] - 1 for place in self.places]
 
     def picks(self, level: int, k: int) -> list[int]:
         """Return the indices of a level's tokens among the k choices after each parent place."""
         first, last = self.bounds[level]
-        before = self.bounds[level - 1][0] if level else -1
+        before = self.bounds[level - 1][0] if level else ROOT
         return [
-            (self.rows[self.tree.parents[place]] - 1 - before) * k + self.tree.ranks[place]
-            for place in self.places[first:last]
+            (self.parents[number] - before) * k + self.tree.ranks[self.places[number]]
+            for number in range(first, last)
         ]
 
 
@@ -95,8 +95,8 @@ class LevelStep(FixedStep[tuple[Tensor]]):
             torch.tensor(read.picks(level, self._k), device=device)
             for level in range(len(read.bounds))
         ]
-        chain = [max(0, i - 1) for i in range(shape.pending)]
-        self._chain, self._tree = _still(chain, device), _still(read.parents, device)
+        self._chain = _still(range(ROOT, shape.pending - 1), device)
+        self._tree = _still(read.parents, device)
         self._counters = {
             n: Counters.of(n, shape.slots, self._model.dtype, device)
             for n in (shape.pending, len(read.places))
@@ -171,12 +171,10 @@ class LevelStep(FixedStep[tuple[Tensor]]):
 
 def _still(parents: Sequence[int], device: torch.device) -> Layout:
     """Return the layout of a tree, parents first, at position 0."""
-    see = np.eye(len(parents), dtype=bool)
-    for place, parent in enumerate(parents):
-        see[place] |= see[parent]
-    level, steps = see.sum(-1), np.arange(len(parents))
-    parts = (torch.from_numpy(each)[None].to(device) for each in (see, level, level - 1, steps))
-    return Layout(*parts)
+    above, steps = np.array(parents, dtype=np.int64), np.arange(len(parents))
+    level = depths(above)
+    parts = ancestors(above), level, level - 1, steps
+    return Layout(*(torch.from_numpy(each)[None].to(device) for each in parts))
 
 
 def fit(logits: Tensor, size: int) -> Tensor:
