@@ -178,7 +178,6 @@ def _decode(
     attention_mask = model_kwargs.pop("attention_mask", None)
     positions = model_kwargs.pop("position_ids", None)
     _refuse_unknown(model_kwargs)
-    _refuse_right_padding(attention_mask)
     _refuse_positions(positions, input_ids, attention_mask)
     _refuse_outputs(config)
     sampling, rest = _settings(config, processors, spec.seed)
@@ -287,25 +286,23 @@ def _healed(
     if tokenizer is None:
         raise InputError("token_healing needs a tokenizer; pass tokenizer=... as well")
     ids = kwargs["input_ids"] if inputs is None else inputs
-    mask = kwargs.get("attention_mask")
-    mask = torch.ones_like(ids) if mask is None else mask
-    healed = model.heal_tokens(ids, tokenizer)
-    mask = mask if mask.shape == healed.shape else torch.ones_like(healed)
+    healed, mask = model.heal_tokens(ids, tokenizer), kwargs.get("attention_mask")
+    if mask is None or mask.shape != healed.shape:
+        mask = torch.ones_like(healed)
     kwargs = {name: value for name, value in kwargs.items() if name != "input_ids"}
     return healed, {**kwargs, "attention_mask": mask, "token_healing": False}
 
 
-def _refuse_right_padding(mask: Tensor | None) -> None:
-    """Raise InputError for padding at the end, behind which transformers would go on."""
+def _refuse_positions(positions: Tensor | None, ids: Tensor, mask: Tensor | None) -> None:
+    """Raise InputError for padding on the right, or positions that transformers does not compute.
+
+    Behind padding at the end, transformers would go on.
+    """
     if mask is not None and not bool(mask[:, -1].all()):
         raise InputError(
             "got a batch that is padded on the right; expected padding on the left. Set "
             "tokenizer.padding_side='left'."
         )
-
-
-def _refuse_positions(positions: Tensor | None, ids: Tensor, mask: Tensor | None) -> None:
-    """Raise InputError for token positions that differ from those that transformers computes."""
     if positions is None:
         return
     visible = torch.ones_like(ids) if mask is None else mask.long()

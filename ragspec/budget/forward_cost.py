@@ -140,7 +140,8 @@ class ForwardCost:
 
     def _compare(self, fewer: int, more: int, change: float) -> None:
         """Change the logarithm of the cost of `more` positions over that of `fewer`."""
-        crossed = np.diff(np.clip(SIZES, *sorted((fewer, more)))) / np.diff(SIZES)
+        between = np.clip(SIZES, min(fewer, more), max(fewer, more))
+        crossed = np.diff(between) / np.diff(SIZES)
         if total := crossed.sum():
             signed = change if more > fewer else -change
             self._steps = self._steps + signed / total * crossed

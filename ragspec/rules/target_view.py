@@ -51,15 +51,15 @@ class RowView:
         Tokens are better computed on demand with lazy processors, and on a CPU unless all rows take
         an argmax, as filtering all nodes costs too much there.
         """
-        trivial = all(view.distribution.trivial for view in views)
-        if not trivial and self.logits.device.type == "cpu":
+        on_cpu = self.logits.device.type == "cpu"
+        if on_cpu and not all(view.distribution.trivial for view in views):
             return
         if any(
             view.chosen is not None or view.transform is not None or view.distribution.lazy
             for view in views
         ):
             return
-        if self.logits.device.type == "cpu":
+        if on_cpu:
             for view in views:
                 view.chosen = sure_tokens(view.logits)
             return

@@ -89,17 +89,16 @@ class HeadConfig:
     def _faults(self) -> Iterator[str]:
         if self.form not in JOINS:
             yield f"form={self.form!r}; expected one of {', '.join(JOINS)}"
-        names = ["hidden_size"]
         attends = self.prefix or self.join not in ("state", "path")
+        names = ["hidden_size"]
         if attends:
             names += ["intermediate_size", "num_attention_heads", "num_hidden_layers"]
         optional = "head_dim", "num_key_value_heads"
         names += [name for name in optional if self.layers.get(name) is not None]
         sizes = {name: self.layers.get(name) for name in names}
-        sizes |= {"embedding_size": self.embedding_size, "target_size": self.target_size}
-        sizes |= {"vocab_size": self.vocab_size, "draft_vocab_size": self.draft_vocab_size or 1}
-        sizes |= {"slots": self.slots, "blocks": self.blocks}
-        for name, size in sizes.items():
+        ours = "embedding_size", "target_size", "vocab_size", "slots", "blocks"
+        sizes |= {name: getattr(self, name) for name in ours}
+        for name, size in {**sizes, "draft_vocab_size": self.draft_vocab_size or 1}.items():
             if not isinstance(size, int) or size < 1:
                 yield f"{name}={size!r} for a head; expected a whole number of at least 1"
         width, heads = self.hidden_size, int(self.layers.get("num_attention_heads", 1))

@@ -25,16 +25,19 @@ _LAYER = "layers.layers.0."
 def open_graph(weights: HeadWeights, target: CausalTarget) -> "HeadGraph | None":
     """Return a head on ONNX Runtime; None if it or its target does not run there."""
     config, layer = weights.config, weights.config.layers
-    if not config.recurrent:
+    if not (
+        config.form in ("eagle1", "eagle3")
+        and config.tap_norm == "none"
+        and layer["model_type"] == "llama"
+        and layer.get("hidden_act", "silu") == "silu"
+        and layer["num_hidden_layers"] == 1
+        and not layer.get("rope_scaling")
+        and (layer.get("rope_parameters") or layer).get("rope_type", "default") == "default"
+        and isinstance(target, OnnxTarget)
+        and not missing_package()
+    ):
         return None
-    other = config.form == "mtp" or config.tap_norm != "none"
-    known = layer["model_type"] == "llama" and layer.get("hidden_act", "silu") == "silu"
-    known = known and layer["num_hidden_layers"] == 1 and not layer.get("rope_scaling")
-    rotary = layer.get("rope_parameters") or layer
-    known = known and rotary.get("rope_type", "default") == "default"
     state = {name: each.shape for name, each in weights.state.items() if name != "tokens"}
-    if other or not known or not isinstance(target, OnnxTarget) or missing_package():
-        return None
     return HeadGraph(weights, target) if state == _shapes(config) else None
 
 
@@ -58,7 +61,8 @@ class HeadGraph:
         self.layers = nn.Module()  # none that a forward changes
         modules = _Modules(weights, isinstance(target.output_head, BlockLinear))
         self._fc = modules.linear("fc") if config.join == "attend" else nn.Identity()
-        graph, heads, width = Graph(), *_heads(config)[1:]
+        graph = Graph()
+        _, heads, width = _heads(config)
         read, fed = _build(graph, modules)
         rows: Any = modules.linear("output") if config.has_output else target.output_head
         if self.tokens is not None and not config.has_output:

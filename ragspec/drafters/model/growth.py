@@ -78,15 +78,14 @@ class DraftNodes:
 
         Nodes with the same path share one cache slot.
         """
-        above = [self.parents[node] for node in nodes]
-        slots = [ROOT if parent == ROOT else self.slots[parent] for parent in above]
-        texts = list(zip(slots, (self.tokens[node] for node in nodes), strict=True))
-        distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        first = cache.drafted
-        logits = cache.extend([t for _, t in distinct], [slot for slot, _ in distinct])
-        rows = [distinct[text] for text in texts]
-        for node, row in zip(nodes, rows, strict=True):
+        rows, distinct, first = list[int](), dict[tuple[int, int], int](), cache.drafted
+        for node in nodes:
+            parent = self.parents[node]
+            slot = ROOT if parent == ROOT else self.slots[parent]
+            row = distinct.setdefault((slot, self.tokens[node]), len(distinct))
+            rows.append(row)
             self.slots[node] = first + row
+        logits = cache.extend([t for _, t in distinct], [slot for slot, _ in distinct])
         if len(distinct) == len(nodes):
             return logits
         return logits[torch.tensor(rows, device=logits.device)]
@@ -146,8 +145,8 @@ class Growth(ABC):
     def _unread(self) -> list[int]:
         """Return the nodes that the next forward reads; none to end the draft."""
 
-    def _tree(self, q: Tensor | None = None) -> DraftTree:
-        """Return the selected nodes; `q` is that of a `DraftTree`."""
+    def _tree(self) -> DraftTree:
+        """Return the selected nodes."""
         nodes, selection = self._nodes, self._selection
         place = {node: i for i, node in enumerate(selection)} | {ROOT: ROOT}
         return DraftTree.build(
@@ -156,7 +155,6 @@ class Growth(ABC):
             self.name,
             accept_prob=[nodes.accept_prob[i] for i in selection],
             kind=self.kind,
-            q=q,
         )
 
     @abstractmethod

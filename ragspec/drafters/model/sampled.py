@@ -8,6 +8,7 @@ number, within a step or between steps.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -80,11 +81,11 @@ class SampledGrowth(Growth):
             entries.append((node, tokens.tolist(), chances.tolist()))
         return entries
 
-    def _tree(self, q: Tensor | None = None) -> DraftTree:
+    def _tree(self) -> DraftTree:
         q = torch.zeros(len(self._nodes) + 1, len(self._q[ROOT]), dtype=torch.float64)
         for node, distribution in self._q.items():
             q[node + 1] = distribution
-        return super()._tree(q)
+        return replace(super()._tree(), q=q)
 
 
 def draw_independent(noise: NoiseStream, root: int, q: Tensor, nodes: Sequence[int]) -> list[int]:
