@@ -1,4 +1,4 @@
-"""`model.generate` with speculation gives what it gives without, and refuses what it cannot do."""
+"""`model.generate` returns the same text with speculation, or refuses the arguments."""
 
 import copy
 import threading
@@ -52,7 +52,7 @@ def test_greedy_texts_are_those_of_transformers(name: str, model: Any, spec: Spe
     assert len(spec.reports) == len(ours)
 
 
-def test_the_callable_alone_works_too(model: Any) -> None:
+def test_custom_generate_works_without_the_generate_wrapper(model: Any) -> None:
     spec = Speculation(drafter="context", budget=4)
     ours = model.generate(
         IDS, custom_generate=speculative, speculation=spec, max_new_tokens=NEW, do_sample=False
@@ -92,7 +92,7 @@ def test_filters_become_settings_only_where_the_order_is_ours() -> None:
     assert (sampling.temperature, sampling.top_p, rest) == (1.0, 1.0, careful)
 
 
-def test_a_dictionary_where_it_is_requested(model: Any, spec: Speculation) -> None:
+def test_return_dict_in_generate_returns_transformers_output(model: Any, spec: Speculation) -> None:
     ours, theirs = both(model, spec, input_ids=IDS, return_dict_in_generate=True)
     assert type(ours) is type(theirs)
     assert torch.equal(ours.sequences, theirs.sequences)
@@ -177,7 +177,7 @@ def test_a_seed_of_torch_repeats_a_sampled_text(model: Any) -> None:
     assert drawn() == first and first[0] != first[1]
 
 
-def test_what_cannot_be_served_is_refused(model: Any, spec: Speculation) -> None:
+def test_unsupported_arguments_are_refused(model: Any, spec: Speculation) -> None:
     def refused(match: str, **arguments: Any) -> None:
         with pytest.raises(InputError, match=match):
             generate(model, speculation=spec, max_new_tokens=2, **arguments)
@@ -200,7 +200,7 @@ def test_what_cannot_be_served_is_refused(model: Any, spec: Speculation) -> None
     refused("already hold tokens", input_ids=IDS, past_key_values=cache)
 
 
-def test_an_engine_is_preserved_while_the_fields_stay(model: Any) -> None:
+def test_the_engine_is_reused_until_a_field_changes(model: Any) -> None:
     spec = Speculation(drafter="context", budget=4)
     generate(model, IDS, speculation=spec, max_new_tokens=2)
     first = spec.engine(model)

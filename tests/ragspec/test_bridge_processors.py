@@ -1,6 +1,6 @@
-"""Whatever processor transformers makes of a setting, the bridge gives transformers' text, or says.
+"""For each setting that makes a processor, the bridge returns transformers' text or an error.
 
-Batches with padding most of all: a processor that was made for a batch counts its padding.
+Most tests use padded batches, because a processor for a batch counts the padding.
 """
 
 import copy
@@ -29,7 +29,7 @@ from tests.support.noisy import NoisyTrees
 
 COMMON: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": PAD}
 NAMES = list(greedy())
-# What changes nothing after prompts of these lengths; `test_a_first_token_that_is_forced` has more.
+# Without effect after prompts of these lengths; see `test_a_first_token_that_is_forced`.
 WITHOUT_EFFECT = {"forced_bos_token_id"}
 
 
@@ -88,7 +88,7 @@ def test_a_first_token_that_is_forced(prompts: list[list[int]], model: Any) -> N
 
 
 def test_infinite_scores_of_transformers_are_taken(model: Any) -> None:
-    """Those of an end that must come, less a forbidden one, are tokens in order."""
+    """A forced end token less a forbidden one has such scores."""
     request = {"remove_invalid_values": True, "exponential_decay_length_penalty": (3, 1.2)}
     request |= {"min_new_tokens": 5, "suppress_tokens": [plain()[0][1]], "forced_eos_token_id": 3}
     request["eos_token_id"] = [3, plain()[0][1]]
@@ -124,7 +124,7 @@ def test_allowed_tokens_are_requested_by_row(model: Any) -> None:
     assert rows == {0, 1}
 
 
-def test_a_processor_with_a_memory_sees_what_transformers_shows_it(model: Any) -> None:
+def test_a_stateful_processor_gets_the_ids_of_transformers(model: Any) -> None:
     arguments = {**padded(PROMPTS), **COMMON, "do_sample": False}
     theirs = model.generate(**arguments, logits_processor=[StatefulProcessor()])
     inputs = StatefulProcessor()
@@ -167,7 +167,7 @@ def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
     assert theirs.shape[1] < 6 + NEW
 
 
-def test_criteria_of_the_caller_stand_in_for_those_of_the_settings(model: Any) -> None:
+def test_criteria_of_the_caller_replace_those_of_the_settings(model: Any) -> None:
     end = plain()[0][2]
     inputs = [MaxLengthCriteria(6 + NEW + 3), EosTokenCriteria(end)]
     arguments = {**padded(PROMPTS), **COMMON, "do_sample": False, "stopping_criteria": inputs}
@@ -178,7 +178,7 @@ def test_criteria_of_the_caller_stand_in_for_those_of_the_settings(model: Any) -
         assert theirs.shape[1] == 6 + NEW + 3
 
 
-def test_end_tokens_that_the_model_never_writes_are_passed_over(model: Any) -> None:
+def test_end_tokens_outside_the_vocabulary_are_ignored(model: Any) -> None:
     ends = [10**6, plain()[0][3], plain()[1][2]]
     check_greedy(model, PROMPTS, eos_token_id=ends, min_new_tokens=5)
 
@@ -200,7 +200,7 @@ def test_positions_that_do_not_count_the_tokens_are_refused(model: Any) -> None:
 
 
 @pytest.mark.parametrize("call", [{}, {"repetition_penalty": 1.0}, {"suppress_tokens": [62]}])
-def test_what_the_model_asks_for_itself_acts_once(call: dict[str, Any]) -> None:
+def test_processors_of_the_models_config_apply_once(call: dict[str, Any]) -> None:
     model = copy.deepcopy(tiny.model("llama"))
     model.generation_config.repetition_penalty = 1.2
     model.generation_config.suppress_tokens = [plain()[0][1], plain()[1][1]]
@@ -223,7 +223,7 @@ def prepared(model: Any, arguments: dict[str, Any]) -> Any:
 def test_the_distribution_of_sampled_text_is_that_of_transformers(
     name: str, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each place of our own texts, padded batch: the law that the tokens were drawn from."""
+    """At each position of a padded batch the tokens have the distribution of transformers."""
     request = SAMPLED[name] if name in SAMPLED else greedy()[name]
     inputs = padded(PROMPTS)
     arguments = {**inputs, **COMMON, "do_sample": True, "temperature": 1.3, "top_k": 0, **request}
@@ -253,7 +253,7 @@ def test_the_distribution_of_sampled_text_is_that_of_transformers(
 
 
 def test_several_sequences_have_separate_processors(model: Any) -> None:
-    """Each of them, computed in a batch, is what its row is for transformers' processors alone."""
+    """Each sample of a batch equals that of its prompt alone."""
     arguments = {**padded(PROMPTS), **COMMON, "do_sample": True, "num_return_sequences": 2}
     for name in ("guidance_scale", "watermarking_config, synthid", "encoder_repetition_penalty"):
         request = {**arguments, **greedy()[name]}

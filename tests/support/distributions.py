@@ -67,7 +67,7 @@ class Distributions:
         return rule.judge(tree, DistributionTarget(self, tree, (), noise))
 
     def generate(self, rule: Rule, noise: NoiseStream, grow: Grow, steps: int = 1) -> Tokens:
-        """Return what some steps of draft and verdict emit."""
+        """Return the tokens that some steps of draft and verdict emit."""
         context: Tokens = ()
         for _ in range(steps):
             if self.end in context:
@@ -186,7 +186,7 @@ Draw = Callable[[NoiseStream, Place, torch.Tensor, int], list[int]]
 
 
 def draw_independent(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
-    """Draw k tokens from q. No value of noise serves two draws."""
+    """Draw k tokens from q. No two draws use the same noise."""
     first = (place.parent + 1) * 64
     return draw_by_bounds(noise, place.root, q, range(first, first + k))
 
@@ -194,7 +194,7 @@ def draw_independent(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) 
 def draw_by_bounds(
     noise: NoiseStream, root: int, q: torch.Tensor, lanes: Sequence[int]
 ) -> list[int]:
-    """Draw a token from q for each lane, by cumulative sums: comparisons that can be followed."""
+    """Draw a token from q for each lane, by comparisons with cumulative sums."""
     bounds, last = q.cumsum(0).tolist(), int(q.nonzero()[-1])
     tokens = []
     for lane in lanes:

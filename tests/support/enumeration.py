@@ -24,7 +24,7 @@ Outcomes = dict[Tokens, float]
 
 
 class NoiseUsedTwiceError(AssertionError):
-    """Two draws asked for the same noise, so they are not independent."""
+    """Two draws use the same noise, so they are not independent."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Branches:
         return answer
 
     def serve(self, index: int, stream: NoiseUse, lanes: Sequence[int]) -> None:
-        """Note that these values of noise were given out; uniforms and Gumbels share them."""
+        """Record the use of these values of noise; uniforms and Gumbels share them."""
         for lane in lanes:
             key = (index, stream, lane)
             if key in self.served:
@@ -65,7 +65,7 @@ class Branches:
 
 
 class BranchingUniform:
-    """A number in (0, 1) of which only the comparisons made so far are known."""
+    """A number in (0, 1) that is known only by its comparisons so far."""
 
     def __init__(self, branches: Branches) -> None:
         self.branches, self.low, self.high = branches, 0.0, 1.0
@@ -155,7 +155,7 @@ class BranchingNoise(NoiseStream):
 def enumerate_outcomes(run: Callable[[NoiseStream], Tokens], reuse: bool = False) -> Outcomes:
     """Return the probability of everything that `run` can return.
 
-    reuse: let a uniform number serve twice, with what is known of it, instead of refusing.
+    reuse: return the same uniform number on a second use, instead of raising an error.
     """
     outcomes: defaultdict[Tokens, float] = defaultdict(float)
     script: list[int] | None = []

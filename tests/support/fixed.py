@@ -1,4 +1,4 @@
-"""Drafters for tests of drafters that hold others: always the same tree, or nothing but faults."""
+"""Drafters for tests of drafters that contain others: one fixed tree, or only faults."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 class FixedDrafter(Drafter):
     """Proposes one tree: a chain of the tokens, or siblings, or by parents.
 
-    matched: what its session tells; None for sessions that tell nothing. laws: likewise. seconds:
-    by which the clock (see `fake_clock`) goes on at every draft.
+    matched, distributions: those of its session. seconds: time of every draft on the clock, see
+    `fake_clock`.
     """
 
     tokens: Sequence[int]
@@ -73,7 +73,7 @@ class FixedSession(DraftSession):
 
 
 def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Let the time that a fusion sees stand still; the one number returned is that time."""
+    """Replace the clock of fusions by the one number in the returned list."""
     now = [0.0]
     monkeypatch.setattr("ragspec.drafters.fuse.perf_counter", lambda: now[0])
     return now

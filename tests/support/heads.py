@@ -1,6 +1,6 @@
-"""Tiny targets that a draft head can learn in seconds, heads for them, and what heads should say.
+"""Tiny targets that a draft head can learn in seconds, heads for them, and expected logits.
 
-A random model hardly lets itself be guessed; one layer does that looks little at what came before.
+A random model is hard to predict; a model of one layer with little attention is not.
 """
 
 import copy
@@ -105,8 +105,8 @@ def distributions_below(
 ) -> torch.Tensor:
     """Return the head's logits after the text and after each token of a draft [D + 1, V].
 
-    Worked out without a cache: every token is read again for every logit. first: position of the
-    first state that is known.
+    Without a cache: every token is read again for every logit. first: position of the first
+    known state.
     """
     known = states(target, tokens)[:, first:-1]
     results = []

@@ -1,8 +1,8 @@
-"""A pretended accelerator: tensors that say they lie on a device, over data of the CPU.
+"""A pretended accelerator: tensors of its device over data of the CPU.
 
-It refuses what CUDA refuses (two devices in one operator, `numpy()`), and records what CUDA would
-launch, copy and wait for, so that tests find on any machine what would fail or be slow there. One
-operator counts as one kernel; what it costs is not told. Modes are of one thread, as torch's are.
+It raises the errors of CUDA (two devices in one operator, `numpy()`), and records the launches,
+copies and waits of CUDA, so tests on any machine find code that would fail or be slow there. One
+operator counts as one kernel, without its cost. Modes are of one thread, as torch's are.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PretendTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Refuse: outside of a `Pretend` nobody does anything on the device."""
+        """Raise RuntimeError: the device exists only inside of a `Pretend`."""
         raise RuntimeError(f"{func}: got a tensor of the pretended device outside of `Pretend`")
 
 
@@ -127,7 +127,7 @@ class Pretend:
             self.records.remove(record)
 
     def note(self, cause: Cause, what: str, count: int = 0) -> None:
-        """Tell everybody who records."""
+        """Add an event to all records."""
         for record in self.records:
             record.note(cause, what, count)
 
@@ -186,7 +186,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._note_pinned(func(*args, **kwargs))
 
     def _note_pinned(self, instance: torch.Tensor) -> torch.Tensor:
-        # Kept, lest others lie there.
+        # The reference prevents reuse of the address.
         self._pinned[instance.untyped_storage().data_ptr()] = instance
         return instance
 
@@ -237,7 +237,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Calls(TorchFunctionMode):
-    """Sees what never becomes an operator, or becomes several where the device has one kernel."""
+    """Handles calls that are no operator, or several where the device has one kernel."""
 
     def __init__(self, device: Pretend) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a pretended accelerator was asked to do, and which line of the project asked for it."""
+"""The events of a pretended accelerator, and the lines of the project that caused them."""
 
 import sys
 from collections import Counter
@@ -30,10 +30,10 @@ _OUT = frozenset({Cause.COPY_OUT, Cause.COPY_OUT_ASYNC})
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that was done.
+    """One launch, copy or wait.
 
     what: the operator. bytes: that crossed. where: "file:line" of the innermost caller in one of
-    the project's rooms, of any caller where no room had a part in it. in_module: whether a module
+    the project's rooms, else of any caller. in_module: whether a module
     was running, so that it belongs to some model's forward.
     """
 
@@ -46,7 +46,7 @@ class Event:
 
 @dataclass(slots=True)
 class Record:
-    """The events of a while, in order; `steps` is set by who knows what they were."""
+    """Events in order."""
 
     events: list[Event] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class Record:
         return sum(event.bytes for event in self.of(*_OUT))
 
     def table(self, steps: int = 1) -> str:
-        """Return what there was a step, by cause and line, as text; kernels by line only."""
+        """Return the events per step by cause and line, as text; kernels by line only."""
         result, crossed = Counter[tuple[str, Cause, str]](), Counter[tuple[str, Cause, str]]()
         for event in self.events:
             key = (event.where, event.cause, event.what if event.cause in WAITS else "")

@@ -1,4 +1,4 @@
-"""What the steps of text generation ask of a pretended accelerator, in the middle of the texts."""
+"""Records of a pretended accelerator for the steps of text generation, without the first ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bushes(Drafter, DraftSession):
         self._nodes, self._vocab = nodes, vocab_size
 
     def open(self, request: DraftRequest) -> Bushes:
-        """Return itself: it remembers nothing."""
+        """Return itself; it has no state."""
         return self
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
@@ -66,7 +66,7 @@ def count_steps(
     sampling: Sampling,
     new: int = _NEW,
 ) -> Steps:
-    """Return what steps cost in which all prompts are written on, once the first are taken."""
+    """Return the records of the steps that decode all prompts, without the first ones."""
     result = Steps()
     with _recording(device, result, len(prompts)):
         engine.generate(prompts, sampling, max_new_tokens=new, ignore_eos=True)
@@ -76,7 +76,7 @@ def count_steps(
 
 
 def check_drafting(device: Pretend, session: DraftSession, beside: int) -> None:
-    """Check that each level of a chain waits once, and what it launches beside model and graph."""
+    """Check the waits of each level of a chain, and its launches beside model and graph."""
     context = DraftContext([1, 2, 3, 4, 5, 6], 5, 40)
     session.propose(context, 5)
     with device.recording() as record:
@@ -88,7 +88,7 @@ def check_drafting(device: Pretend, session: DraftSession, beside: int) -> None:
 
 @contextmanager
 def _recording(device: Pretend, result: Steps, rows: int) -> Iterator[None]:
-    """Record each step of a loop in which so many rows are written on."""
+    """Record each step of a loop that decodes this number of rows."""
     step = Loop.step
 
     def recorded(self: Loop, *inputs: Any, **options: Any) -> None:

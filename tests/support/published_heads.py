@@ -1,4 +1,4 @@
-"""Synthetic checkpoints of draft heads in published layouts, and what published code makes of them.
+"""Synthetic checkpoints of draft heads in published layouts, and the outputs of published code.
 
 Weights and inputs are sines of their index, so that they are the same everywhere. The logits were
 recorded once with the modelling code of EAGLE (cb7e084), `speculators` (c05b95b), DFlash (44947fb),

@@ -1,4 +1,4 @@
-"""The pretended accelerator refuses what a real one refuses, and tells who made it wait."""
+"""The pretended accelerator raises the errors of a real one, and records where the host waits."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ def test_arrays_are_refused(there: torch.Tensor) -> None:
     assert there.cpu().numpy().tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_one_number_of_the_host_is_taken(there: torch.Tensor) -> None:
+def test_scalars_of_the_host_are_accepted(there: torch.Tensor) -> None:
     assert ((there * torch.tensor(2.0)).cpu() == torch.arange(6) * 2).all()
     assert there[torch.tensor([1, 3])].tolist() == [1.0, 3.0]
 
@@ -96,7 +96,7 @@ def test_pinned_copies_are_not_waited_for(device: Pretend, there: torch.Tensor) 
     assert record.waits == 1
 
 
-def test_a_model_computes_there_as_on_the_cpu(device: Pretend) -> None:
+def test_a_model_on_the_pretended_device_computes_as_on_the_cpu(device: Pretend) -> None:
     model = tiny.model("llama")
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad(), device.recording() as record:
@@ -106,7 +106,7 @@ def test_a_model_computes_there_as_on_the_cpu(device: Pretend) -> None:
     assert next(model.parameters()).device.type == "cpu"
 
 
-def test_no_operator_runs_once_it_is_gone() -> None:
+def test_no_operator_runs_outside_of_pretend() -> None:
     with Pretend():
         far = torch.ones(2).to(NAME)
     with pytest.raises(RuntimeError, match="outside of `Pretend`"):

@@ -23,7 +23,7 @@ def trees(draw: st.DrawFn) -> DraftTree:
     return DraftTree.build(list(range(n)), parents, "a", accept_prob=claims)
 
 
-def test_an_unknown_source_is_believed() -> None:
+def test_claims_of_a_new_source_are_unchanged() -> None:
     tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", accept_prob=[0.5, 0.4, 0.2])
     assert corrected(Calibration(), tree) == pytest.approx([0.5, 0.4, 0.2])
 
@@ -58,7 +58,7 @@ def test_larger_claims_of_one_kind_stay_larger() -> None:
         assert 0.0 < pair[0] < pair[1] < 1.0
 
 
-def test_a_liar_is_discounted_within_ten_steps() -> None:
+def test_overclaiming_is_corrected_within_ten_steps() -> None:
     calibration, tree = Calibration(), chain(8, 1.0)
     before = math.fsum(corrected(calibration, tree))
     for _ in range(10):
@@ -68,7 +68,7 @@ def test_a_liar_is_discounted_within_ten_steps() -> None:
     assert after < 0.5
 
 
-def test_an_honest_drafter_is_left_alone() -> None:
+def test_accurate_claims_stay_nearly_unchanged() -> None:
     calibration, random = Calibration(), np.random.default_rng(0)
     seen = []
     for _ in range(500):
@@ -79,15 +79,15 @@ def test_an_honest_drafter_is_left_alone() -> None:
     assert np.mean(seen, axis=0) == pytest.approx(claimed, abs=0.05)
 
 
-def test_a_modest_drafter_is_credited() -> None:
+def test_underclaiming_is_corrected() -> None:
     calibration = Calibration()
     for _ in range(60):
         learn(calibration, chain(3, 0.3), (0, 1, 2, 3))
     assert corrected(calibration, chain(3, 0.3)) == pytest.approx([1, 1, 1], abs=0.15)
 
 
-def test_another_text_learns_of_kinds_alone() -> None:
-    """A source that fails in one text is doubted in the next, another source is not."""
+def test_a_new_text_starts_with_the_shifts_of_kinds_only() -> None:
+    """A source that failed in one text has lower claims in the next, another source has not."""
     first = Calibration()
     for _ in range(20):
         learn(first, chain(4, 0.8, "liar"), (99,))
@@ -122,14 +122,14 @@ def test_only_children_of_visited_nodes_count() -> None:
     assert calibration.text == pytest.approx(sum(rate) / KIND_RATE * TEXT_RATE)
 
 
-def test_a_text_cut_short_teaches_nothing_beyond_its_end() -> None:
+def test_nodes_beyond_the_emitted_tokens_teach_nothing() -> None:
     calibration, other = Calibration(), Calibration()
     learn(calibration, chain(5, 0.9), (0, 1))
     learn(other, chain(2, 0.9), (0, 1))
     assert calibration == other
 
 
-def test_claims_that_are_no_probabilities_do_no_harm() -> None:
+def test_claims_outside_0_to_1_are_clamped() -> None:
     tree = DraftTree.build(
         [1, 2, 3, 4], [-1, 0, -1, 2], "a", accept_prob=[2.0, math.nan, -1.0, 0.5]
     )
@@ -141,7 +141,7 @@ def test_claims_that_are_no_probabilities_do_no_harm() -> None:
 
 
 def test_the_first_the_second_and_all_other_siblings_are_corrected_separately() -> None:
-    """The third and the fourth child fail alike; the first two of the same claim do not suffer."""
+    """The third and fourth child fail; the first two, of the same claim, are not corrected."""
     tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "a", accept_prob=[0.2] * 4)
     kinds: dict[Kind, float] = {}
     for turn in range(120):

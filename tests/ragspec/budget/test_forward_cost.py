@@ -18,7 +18,7 @@ def true_seconds(n: int, length: int) -> float:
 
 
 class Timer:
-    """A clock of a model whose costs are known; counts its calls."""
+    """The timer of a model of known costs, which records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -103,7 +103,7 @@ def test_a_shape_that_was_measured_wrong_is_learned(noise: float, seed: int) -> 
     """19 ms for one position and 26 for all others, where each really costs 0.9 ms more."""
     cost, random = ForwardCost({1: 0.019, 2: 0.026, 64: 0.026}), np.random.default_rng(seed)
     for step in range(600):
-        busy = 2.0 if step // 40 % 2 else 1.0  # a neighbour comes and goes
+        busy = 2.0 if step // 40 % 2 else 1.0  # another process runs at times
         n = int(random.choice([1, 5, 9, 17, 33]))
         seconds = (0.019 + 0.0009 * (n - 1)) * busy * math.exp(noise * random.normal())
         cost.learn(n, SHORT, seconds)
@@ -120,7 +120,7 @@ def test_one_outlier_hardly_changes_the_shape() -> None:
     assert cost.seconds(17, SHORT) / cost.seconds(1, SHORT) == pytest.approx(before, rel=0.1)
 
 
-def test_impossible_times_are_ignored() -> None:
+def test_non_finite_and_non_positive_times_are_ignored() -> None:
     cost = timed()
     for seconds in (0.0, -1.0, math.nan, math.inf):
         cost.learn(1, SHORT, seconds)

@@ -1,4 +1,4 @@
-"""Whether to draft, whom to ask, and how much to verify."""
+"""Whether to draft, which sources draft, and how much of a draft is verified."""
 
 import itertools
 from dataclasses import replace
@@ -51,8 +51,8 @@ def test_no_closed_set_of_nodes_gives_more_tokens_for_its_time(tree: DraftTree, 
         assert ratio(selected) == pytest.approx(best, rel=1e-6)
 
 
-def test_a_sure_token_is_verified_in_poor_text_however_fast_rich_text_goes() -> None:
-    """After a quotation at many tokens a step, a plain step still yields one for its time."""
+def test_a_sure_token_is_verified_despite_a_high_average_rate() -> None:
+    """After a quotation of many tokens a step, a plain step still yields one token."""
     session = AutoBudget().open(linear(base=5.5, row=2.0))
     session.experience.learn_step(15.0, 12.0)
     session.allowance(128)
@@ -67,7 +67,7 @@ def test_costlier_verification_never_gets_a_larger_tree(row: tuple[float, float]
         session = ready(AutoBudget(), linear(row=each))
         verified = session.fit(tree)
         sizes.append(len(verified))
-        # What is learned of a draft is what it gains beyond the time of its nodes.
+        # The learned gain is less the price of the nodes' time.
         assert not len(verified) or session.gain.mean < 0.95 * float(verified.accept_prob.sum())
     assert sizes[0] > sizes[1]
 
@@ -79,7 +79,7 @@ def test_one_slow_trial_hardly_changes_the_time_of_a_trial() -> None:
     assert gain.cost < 1.2
 
 
-def test_a_drafter_that_proposes_nothing_is_left_out_like_any_that_does_not_pay() -> None:
+def test_a_drafter_of_empty_trees_is_paused() -> None:
     session, requests = AutoBudget().open(linear()), list[int]()
     for _ in range(20):
         requests.append(session.nodes(None, session.allowance(128)))
@@ -90,7 +90,7 @@ def test_a_drafter_that_proposes_nothing_is_left_out_like_any_that_does_not_pay(
 
 
 class Drafter:
-    """Proposes chains that claim much; whether they are right is up to the test."""
+    """Proposes chains of a fixed claim; the test decides how many tokens are right."""
 
     def __init__(
         self, claim: float, milliseconds: float, policy: AutoBudget | None = None, row: float = 0.4
@@ -160,7 +160,7 @@ def test_long_copies_get_the_largest_drafts_and_short_ones_small_drafts() -> Non
     assert max(drafter.requests[-20:]) <= 15
 
 
-def test_one_expected_acceptance_does_not_suffer_for_another() -> None:
+def test_gains_are_separate_by_expected_acceptance() -> None:
     drafter = Drafter(claim=0.9, milliseconds=2.0)
     for _ in range(60):
         drafter.step(0, expected=0.05)

@@ -1,4 +1,4 @@
-"""Policies by name, what a fixed one keeps, and rows that share a forward."""
+"""Policies by name, fixed budgets, and sequences that share a forward."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_a_number_is_a_fixed_budget(spec: int | str) -> None:
     assert not policy.needs_cost
 
 
-def test_auto_and_ready_created_policies() -> None:
+def test_auto_and_policy_objects() -> None:
     auto = make_budget("auto")
     assert isinstance(auto, AutoBudget) and auto.needs_cost
     assert make_budget(auto) is auto
@@ -28,7 +28,7 @@ def test_auto_and_ready_created_policies() -> None:
 
 
 @pytest.mark.parametrize("spec", ["automatic", "", "1.5", "profile.json", None, True, 2.5])
-def test_other_words_are_refused(spec: object) -> None:
+def test_unknown_budgets_are_refused(spec: object) -> None:
     with pytest.raises(UnknownNameError, match="expected 'auto'"):
         make_budget(spec)  # type: ignore[arg-type]
 
@@ -69,7 +69,7 @@ def ready(policy: AutoBudget, cost: ForwardCost, rows: int = 1) -> GoodputSessio
 
 
 def fitted(chances: list[float], cost: ForwardCost, drafting: float = 0.0) -> list[int]:
-    """Return the nodes that are kept of each sequence's chain of 23; a chance of 0: no draft.
+    """Return the verified nodes of each sequence's chain of 23; a chance of 0: no draft.
 
     drafting: milliseconds of each sequence's draft.
     """
@@ -127,7 +127,7 @@ def test_sequences_report_the_time_of_their_forward_once() -> None:
 
 
 def test_times_of_all_sequences_are_learned_as_those_of_one() -> None:
-    """Eight take eight times the host and draft; what is learned serves one as well."""
+    """Eight sequences take eight times the host and draft time of one."""
     results = []
     for rows in (1, 8):
         policy = AutoBudget()
@@ -142,7 +142,7 @@ def test_times_of_all_sequences_are_learned_as_those_of_one() -> None:
     assert results[0] == pytest.approx(results[1], rel=0.2)
 
 
-def test_a_draft_must_be_worth_the_time_of_all_that_wait_for_it() -> None:
+def test_a_draft_must_pay_for_the_time_of_all_waiting_sequences() -> None:
     policy = AutoBudget()
     gain = policy.experience.gain("", None)
     for _ in range(5):

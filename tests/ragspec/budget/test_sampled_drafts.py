@@ -1,7 +1,7 @@
-"""The law of sampled text under every budget policy, by enumeration of every draw.
+"""The distribution of sampled text under every budget policy, by enumeration of every draw.
 
-A step drafts with the drafter of the core, cuts the draft as the loop does, lets a rule judge it
-and lets the policy learn from it. Claims may tell what was drawn, as a drafter's reach well may.
+A step drafts with `SampledGrowth`, cuts the draft as the loop does, judges it by a rule, and lets
+the policy learn from it. Claims may reveal the sampled tokens.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CURVES = {
 
 @dataclass
 class DistributionCache:
-    """The cache of a draft model of which only the laws exist."""
+    """The cache of a draft model that is a table of distributions."""
 
     distributions: Distributions
     context: Tokens
@@ -94,7 +94,7 @@ def enumerable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Sampled(Drafter, DraftSession):
-    """A drafter that draws its whole tree, however few nodes it is asked for.
+    """A drafter that draws its whole tree, whatever the budget.
 
     telling: its claims are the probabilities of the tokens that it drew.
     """
@@ -174,7 +174,7 @@ def row_of(policy: str, cost: str, drafter: Sampled) -> BudgetSession:
 def bias(
     session: BudgetSession, rule: Rule, drafter: Sampled, steps: int = 1, chains: bool = False
 ) -> float:
-    """Return how far the text lies from the target's law, as a total variation."""
+    """Return the total variation between the text and the target's distribution."""
 
     def run(noise: NoiseStream) -> Tokens:
         row = copy.deepcopy(session)
@@ -239,13 +239,13 @@ def test_drafts_that_are_pruned_freely_change_the_distribution(
 def known(
     rule: Rule, kind: DraftKind, widths: tuple[int, ...], policies: Sequence[tuple[str, str]]
 ) -> bool:
-    """Return whether some policy biases the text where claims tell what was drawn."""
+    """Return whether some policy biases the text if claims reveal the sampled tokens."""
     drafter = Sampled(DISTRIBUTIONS, kind, widths, telling=True)
     return any(bias(row_of(*policy, drafter), rule, drafter) > KNOWN for policy in policies)
 
 
 def prune_freely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let drawn drafts be cut like all others: the mutant of all tests here."""
+    """Cut sampled drafts like all others: the mutant of all tests here."""
     for module in (operations, goodput):
         monkeypatch.setattr(module, "SAMPLED_KINDS", frozenset())
 
@@ -274,7 +274,7 @@ def test_a_size_chosen_after_the_draw_changes_the_distribution(
 
 
 def test_sizes_do_not_follow_the_width_of_a_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without replacement a law of one token bears one child: the shape tells what was drawn."""
+    """Without replacement a distribution of one token has one child: the shape reveals tokens."""
     distributions = Distributions(3, 5)
     distributions.cache["target", ()] = torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64)
     drafts = {(): [0.1, 0.3, 0.6], (0,): [1.0, 0.0, 0.0], (1,): [0.2, 0.3, 0.5]}
@@ -299,7 +299,7 @@ def test_sizes_do_not_follow_the_width_of_a_distribution(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("rule", [MultiStep(), WithoutReplacement()], ids=lambda rule: rule.name)
-def test_what_a_step_taught_may_size_the_next(rule: Rule) -> None:
+def test_a_step_may_learn_the_size_of_the_next_draft(rule: Rule) -> None:
     drafter = Sampled(DISTRIBUTIONS, next(iter(rule.accepts)), (2,), telling=True)
     assert bias(row_of("auto", "every row alike", drafter), rule, drafter, steps=2) <= EXACT
 

@@ -1,4 +1,4 @@
-"""From what the user asked for to one drafter."""
+"""Build one drafter from names, objects and models; faults of contained drafters."""
 
 import copy
 from collections.abc import Callable
@@ -81,7 +81,7 @@ NO_DRAFTERS = [5, 3.0, object(), b"context", [5], [None], ["context", 7]]
         ((None, FOREIGN[1]), errors.TokenizerMismatchError, "in the draft"),
     ],
 )
-def test_what_is_no_drafter_or_draft_model_is_refused(
+def test_invalid_drafters_and_draft_models_are_refused(
     inputs: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -89,7 +89,7 @@ def test_what_is_no_drafter_or_draft_model_is_refused(
 
 
 @pytest.mark.parametrize("name", NAMES["drafter"])
-def test_a_name_alone_gives_a_drafter_or_says_what_is_missing(name: str) -> None:
+def test_each_name_builds_a_drafter_or_names_the_missing_source(name: str) -> None:
     needs = {"rest": r"store; .*CorpusIndex\.open", "head": r"head; .*HeadDrafter\(folder\)"}
     needs |= dict.fromkeys(("rapid", "model", "fused"), "draft model; .*draft_model=")
     needs["next-tokens"] = "table; "
@@ -127,21 +127,21 @@ class Pair(Combined):
         raise NotImplementedError
 
 
-def test_what_is_held_is_declared() -> None:
+def test_a_combined_drafter_declares_the_union_of_needs() -> None:
     pair = Pair(NoisyTrees({}), Stored({}))
     assert pair.kind is DraftKind.DETERMINISTIC
     assert pair.needs == Needs(top_tokens=4, prompt_top_tokens=True)
     assert Pair(NoisyTrees({})).needs == Needs()
 
 
-def test_every_store_is_checked() -> None:
+def test_fits_checks_nested_stores() -> None:
     pair = Pair(NoisyTrees({}), Pair(Stored({})))
     pair.fits("a")
     with pytest.raises(errors.StoreError, match="another model"):
         pair.fits("b")
 
 
-def test_one_coupled_drafter_makes_all_coupled() -> None:
+def test_a_combined_drafter_is_coupled_if_any_part_is() -> None:
     plain, coupled = FixedDrafter([]), FixedDrafter([], kind=DraftKind.COUPLED)
     assert Pair(plain, plain).kind is DraftKind.DETERMINISTIC
     assert Pair(plain, coupled).kind is DraftKind.COUPLED
@@ -159,7 +159,7 @@ HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_a_stalling_source_spares_its_holder(holder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_source_is_switched_off_alone(holder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = FixedDrafter([9], "slow", [0.9], matched=9, seconds=1.0, clock=fake_clock(monkeypatch))
     session = Fuse([HOLDERS[holder](slow, FixedDrafter([4], accept_prob=[0.5], matched=1))]).open(
         DELEGATE_REQUEST
@@ -172,7 +172,7 @@ def test_a_stalling_source_spares_its_holder(holder: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_one_source_that_fails_never_takes_the_others_along(holder: str) -> None:
+def test_other_sources_draft_after_one_fails(holder: str) -> None:
     good = FixedDrafter([7, 8], accept_prob=[0.7, 0.6], matched=1)
     session = HOLDERS[holder](BrokenDrafter(), good).open(DELEGATE_REQUEST)
     with pytest.warns(RuntimeWarning, match="'broken' is switched off"):
@@ -184,7 +184,7 @@ def test_one_source_that_fails_never_takes_the_others_along(holder: str) -> None
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_every_source_hears_of_the_step(holder: str) -> None:
+def test_every_source_observes_the_step(holder: str) -> None:
     one = FixedDrafter([5], "one", [0.9], matched=2)
     other = FixedDrafter([6], "other", [0.7], matched=1)
     session = HOLDERS[holder](one, other).open(DELEGATE_REQUEST)

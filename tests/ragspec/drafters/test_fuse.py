@@ -25,7 +25,7 @@ PLACE = DraftContext([1, 2], 2, 50)
 
 
 class Fixed(Drafter, DraftSession):
-    """Drafts what it was given; a callable is called, so that it may raise."""
+    """Proposes a fixed tree, or the result of a callable, which may raise."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ def test_the_best_nodes_of_all_sources_are_preserved() -> None:
     assert tree.accept_prob[0] == np.float32(0.95)
 
 
-def test_where_paths_are_verified_the_best_path_of_a_source_is_drafted() -> None:
+def test_a_target_of_chains_gets_the_best_path_of_any_source() -> None:
     fork = DraftTree.build([1, 2, 3], [-1, -1, 0], "fork", accept_prob=[0.6, 0.4, 0.3])
     for claims, best in (([0.5, 0.4, 0.3], [4, 5, 6]), ([0.5, 0.2, 0.1], [1, 3])):
         sources = [Fixed(fork, "fork"), Fixed(chain([4, 5, 6], "long", claims), "long")]
@@ -141,7 +141,7 @@ def test_a_source_that_stalls_is_switched_off_and_its_trees_are_used(
     assert clock == [1.0 + FAULTS_ALLOWED]
 
 
-def test_the_first_draft_may_not_take_for_ever_either(clock: list[float]) -> None:
+def test_the_first_draft_has_a_longer_time_limit(clock: list[float]) -> None:
     session = Fuse([slow(clock, 2 * WARM_UP * PATIENCE)]).open(REQUEST)
     assert session.propose(PLACE, 5).tokens.tolist() == [3]
     assert session.faults == {"slow": 1}
@@ -155,14 +155,14 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_models_take_the_time_that_they_take(model: str, clock: list[float]) -> None:
+def test_models_have_no_time_limit(model: str, clock: list[float]) -> None:
     session = Fuse([slow(clock, 9.0, **MODELS[model])]).open(REQUEST)
     for _ in range(FAULTS_ALLOWED + 2):
         assert session.propose(PLACE, 5).tokens.tolist() == [3]
     assert session.faults == {}
 
 
-def test_drafters_that_hold_others_take_the_time_of_all(clock: list[float]) -> None:
+def test_the_time_limit_of_a_fusion_applies_to_each_source(clock: list[float]) -> None:
     many = Fuse([slow(clock, 0.7 * PATIENCE, token) for token in (4, 5)])
     session = Fuse([many, FixedDrafter([6])]).open(REQUEST)
     for _ in range(FAULTS_ALLOWED + 2):
@@ -183,7 +183,7 @@ def test_a_source_that_cannot_open_is_off_at_once(opened: Any, message: str) -> 
     assert session.faults == {"shut": 1}
 
 
-def test_alone_a_failing_source_leaves_plain_decoding() -> None:
+def test_a_failing_single_source_proposes_the_empty_tree() -> None:
     session = Fuse([Fixed(fail)]).open(REQUEST)
     assert len(session.propose(PLACE, 5)) == 0
     assert session.faults == {"fixed": 1}
@@ -209,7 +209,7 @@ def test_sources_of_one_name_are_reported_separately() -> None:
 
 
 class Looking(Fixed):
-    """Tells what its best draft is worth before it drafts; a callable may raise."""
+    """Estimates its acceptance by a callable, which may raise."""
 
     def __init__(self, tree: DraftTree, expected: Callable[[], float], name: str) -> None:
         super().__init__(tree, name)
@@ -220,7 +220,7 @@ class Looking(Fixed):
 
 
 class Choosy(BudgetSession):
-    """Drafts where the outlook is not too poor, and keeps what it was told."""
+    """Drafts from a least expected acceptance on, and records the estimates."""
 
     def __init__(self, least: float) -> None:
         super().__init__(8)
@@ -232,7 +232,7 @@ class Choosy(BudgetSession):
         return budget if expected_acceptance is None or expected_acceptance >= self.least else 0
 
 
-def test_nobody_drafts_where_even_the_best_expected_acceptance_is_too_poor() -> None:
+def test_no_source_drafts_if_the_largest_expected_acceptance_is_too_low() -> None:
     one = Looking(chain([3], "one", [0.2]), lambda: 0.2, "one")
     two = Looking(chain([4], "two", [0.6]), lambda: 0.6, "two")
     mute = Fixed(chain([5], "mute", [0.9]), "mute")

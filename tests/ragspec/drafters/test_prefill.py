@@ -1,4 +1,4 @@
-"""What sessions are told of the prompt: what their own drafter asked for, and nothing else."""
+"""Sessions observe the part of the prefill that their drafter needs, and nothing else."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Hearing(DraftSession):
 
 
 class StepsAlone(Drafter, DraftSession):
-    """A drafter and session of a user: they know nothing of what others may learn from."""
+    """A drafter and session of a user, which observes steps only."""
 
     name = "steps"
 
@@ -103,7 +103,7 @@ def generate(drafter: Drafter) -> None:
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_each_drafter_receives_of_the_prompt_what_it_needs(holder: str) -> None:
+def test_each_drafter_receives_the_prefill_data_that_it_needs(holder: str) -> None:
     best, hidden = Asking("best", BEST), Asking("hidden", HIDDEN)
     generate(HOLDERS[holder](best, hidden))
     ((first, *steps), (second, *more)) = best.heard, hidden.heard
@@ -117,7 +117,7 @@ def test_each_drafter_receives_of_the_prompt_what_it_needs(holder: str) -> None:
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_who_asks_for_nothing_hears_of_steps_alone(holder: str) -> None:
+def test_drafters_without_prompt_needs_observe_no_prefill(holder: str) -> None:
     greedy, quiet = Asking("greedy", Needs.union([BEST, HIDDEN])), Asking("quiet")
     late = Asking("late", Needs(top_tokens=2))
     generate(HOLDERS[holder](greedy, Fuse([quiet, late])))
@@ -128,7 +128,7 @@ def test_who_asks_for_nothing_hears_of_steps_alone(holder: str) -> None:
 
 
 @pytest.mark.parametrize("holder", [None, *HOLDERS])
-def test_sessions_that_know_nothing_but_steps_work_beside_others(holder: str | None) -> None:
+def test_sessions_without_observe_prefill_work_beside_others(holder: str | None) -> None:
     steps = StepsAlone()
     learner = Asking("learner", Needs.union([BEST, HIDDEN]))
     generate(steps if holder is None else HOLDERS[holder](learner, steps))
@@ -144,7 +144,7 @@ def row_of(drafter: Drafter, prompt: list[int]) -> Sequence:
     return row
 
 
-def test_of_several_rows_those_are_reported_that_requested() -> None:
+def test_each_row_of_a_batch_observes_its_prefill_data() -> None:
     best, hidden, steps = Asking("best", BEST), Asking("hidden", HIDDEN), StepsAlone()
     drafters: list[Drafter] = [best, hidden, steps]
     prompts = [PROMPT[:4], PROMPT[:6], PROMPT[:5]]
@@ -156,7 +156,7 @@ def test_of_several_rows_those_are_reported_that_requested() -> None:
     assert first.best is not None and first.hidden is None
     assert second.hidden is not None and second.best is None
     assert first.best.host().shape == (4, 2) and second.hidden.of((LAST,)).shape[:2] == (1, 6)
-    assert steps.paths, "no fusion between it and the loop would have caught what it does not know"
+    assert steps.paths
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_of_several_rows_those_are_reported_that_requested() -> None:
         SuffixDrafter(NeighbourDrafter()),
     ],
 )
-def test_the_sessions_of_the_library_understand_what_they_request(drafter: Drafter) -> None:
+def test_library_sessions_observe_the_data_that_they_need(drafter: Drafter) -> None:
     session = drafter.open(DraftRequest((1, 2), 9))
     best = TopTokens.of(torch.tensor([[3], [4]]).expand(2, 8))
     prefill = Prefill(np.array([1, 2]), best, heads.last(torch.zeros(1, 2, 4))).restricted(
@@ -187,7 +187,7 @@ def test_the_sessions_of_the_library_understand_what_they_request(drafter: Draft
 
 @pytest.mark.parametrize("best", [True, False])
 @pytest.mark.parametrize("hidden", [True, False])
-def test_nothing_is_reported_where_nothing_is_there(best: bool, hidden: bool) -> None:
+def test_restricted_returns_the_needed_parts_or_none(best: bool, hidden: bool) -> None:
     tokens, needs = np.zeros(1, dtype=np.int64), Needs(int(best), best, (LAST,) if hidden else ())
     assert Prefill(tokens).restricted(needs) is None
     top_tokens = TopTokens.of(torch.zeros(1, 2, dtype=torch.int64))

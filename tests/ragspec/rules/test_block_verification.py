@@ -44,7 +44,7 @@ def test_published_shape_of_gain() -> None:
     assert distributions.mean_length(Block(), sampled(1, 1)) - 1 == pytest.approx(11 / 9, abs=EXACT)
 
 
-def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
+def test_block_needs_draws_keyed_by_root_and_node() -> None:
     def by_token(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
         number = noise.uniform(place.index, NoiseUse.DRAFT)
         return [0 if number < float(q[0]) else 1]

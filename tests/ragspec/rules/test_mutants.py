@@ -88,7 +88,7 @@ def test_broken_rules_change_the_distribution(
         (block, "Block", "uniform(nodes) < "),
     ],
 )
-def test_lax_comparisons_let_impossible_tokens_in(module: ModuleType, name: str, old: str) -> None:
+def test_lax_comparisons_are_detected(module: ModuleType, name: str, old: str) -> None:
     assert worst(getattr(module, name)(), (1,), zeros=True) <= EXACT
     lax = getattr(broken(module, old, old.replace("<", "<=")), name)()
     with pytest.raises(AssertionError, match="has no probability"):
@@ -106,7 +106,7 @@ BROKEN_NOISE: list[tuple[ModuleType, str, Tokens, str, str]] = [
 
 
 @pytest.mark.parametrize(("module", "name", "widths", "old", "new"), BROKEN_NOISE)
-def test_noise_that_serves_twice_is_visible(
+def test_rules_that_use_noise_twice_are_detected(
     module: ModuleType, name: str, widths: Tokens, old: str, new: str
 ) -> None:
     def deviation(rule: Rule) -> float:
@@ -168,7 +168,7 @@ def test_draft_and_residual_must_not_share_a_stream() -> None:
         distributions.deviation(sharing, tree, length=2)
 
 
-def test_a_walk_that_emits_the_draft_is_caught() -> None:
+def test_a_walk_that_emits_the_draft_is_detected() -> None:
     lax = broken(rules, "tokens[each] == token)", "tokens[each] == min(token, 1))").Walk()
     tree = partial(grow, widths=(2,), draw=likeliest, kind=DraftKind.DETERMINISTIC)
     distributions = Distributions(3, 0)
@@ -186,7 +186,7 @@ def test_a_walk_that_emits_the_draft_is_caught() -> None:
         ("+ lane * _GOLDEN", ""),
     ],
 )
-def test_noise_that_forgets_a_part_of_its_key_is_visible(old: str, new: str) -> None:
+def test_noise_without_a_part_of_its_key_is_detected(old: str, new: str) -> None:
     def distinct(module: ModuleType) -> bool:
         uses = list(itertools.product((0, 1), (0, 1), (0, 1), NoiseUse, (0, 1)))
         values = {module.NoiseStream(s, n).uniform(i, t, lane) for s, n, i, t, lane in uses}

@@ -1,4 +1,4 @@
-"""What all rules over drawn drafts keep, by enumeration of every draw; then what each is alone."""
+"""Rejection rules keep the distribution, by enumeration of every draw; then each rule alone."""
 
 import itertools
 from collections import Counter
@@ -161,7 +161,7 @@ def test_twenty_thousand_texts_follow_typical_acceptance() -> None:
         outcome = torch.where(score[:, None] > 0.0, taken, second)  # none passes: the target's own
         typical[:, 1] += q[:, pair].prod(-1, keepdim=True) * outcome
     right, plain = follows(engine, typical, p)
-    assert right > 1e-4 and plain < 1e-6, "the test would not see the relaxation"
+    assert right > 1e-4 and plain < 1e-6, "the relaxation is too small for this test"
 
 
 def test_chain_accepts_with_one_minus_total_variation() -> None:
@@ -210,7 +210,7 @@ def judge(rule: Rule, tree: DraftTree) -> None:
     Distributions(4, 0).judge(rule, tree, NoiseStream(0))
 
 
-def test_refusals_say_what_to_do() -> None:
+def test_errors_name_the_remedy() -> None:
     q = torch.full((3, 4), 0.25, dtype=torch.float64)
     sampled = DraftKind.SAMPLED
     cases = [

@@ -1,4 +1,4 @@
-"""What a rule sees: tokens, laws and ends of nodes, asked one by one or all at once."""
+"""The target view of a rule: tokens, distributions and ends of nodes, singly or all at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("chosen", SETTINGS)
-def test_requested_one_by_one_or_together_the_tokens_are_the_same(chosen: dict[str, Any]) -> None:
+def test_tokens_of_all_nodes_equal_those_of_single_nodes(chosen: dict[str, Any]) -> None:
     mine = distribution(**chosen)
     alone = [view(mine).token(node) for node in (3, 0, ROOT, 2, 1)]
     together = view(mine).all_tokens().tolist()
@@ -127,8 +127,8 @@ def test_tokens_that_were_chosen_together_are_used_as_they_are() -> None:
 @pytest.mark.parametrize(
     "chosen", [{"repetition_penalty": 3.0}, {"presence_penalty": 2.0}, {"no_repeat_ngram_size": 2}]
 )
-def test_a_view_that_is_requested_late_answers_as_before(chosen: dict[str, Any]) -> None:
-    """Committed tokens are added to the very list that the view was given."""
+def test_a_view_ignores_tokens_committed_later(chosen: dict[str, Any]) -> None:
+    """Committed tokens are appended to the list of the view's context."""
     mine, context = distribution(**chosen), list(CONTEXT)
     early = view(mine)
     late = RowView(logits(), TREE, mine, StopState(StopRule(frozenset({9}), 100)), context)
@@ -145,7 +145,7 @@ BOUND = 4 * sqrt(0.25 / SAMPLES)  # four standard errors
 
 
 class EvenDistributions(Distributions):
-    """Every token is as likely as the other, after every text."""
+    """Uniform distributions after every text."""
 
     def target(self, context: tuple[int, ...]) -> torch.Tensor:
         return torch.full((self.vocab,), 1 / self.vocab, dtype=torch.float64)
@@ -153,7 +153,7 @@ class EvenDistributions(Distributions):
 
 @dataclass
 class PerPath:
-    """What published code does: every path draws for itself, the longest agreement wins."""
+    """A rule of published code: every path samples separately, the longest agreement wins."""
 
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     name: str = "per-path"
@@ -201,22 +201,22 @@ def fused_children() -> DraftTree:
 
 
 @pytest.mark.parametrize("make", [two_children, fused_children])
-def test_two_children_at_one_half_come_out_at_one_half(make: Callable[[], DraftTree]) -> None:
+def test_walk_emits_two_even_children_equally_often(make: Callable[[], DraftTree]) -> None:
     assert abs(run(Walk(), make()) - 0.5) <= BOUND
 
 
-def test_sampling_once_a_path_is_noticed() -> None:
+def test_a_rule_that_samples_per_path_is_biased() -> None:
     share = run(PerPath(), two_children())  # type: ignore[arg-type]
     assert share == pytest.approx(0.625, abs=BOUND)
     assert abs(share - 0.5) > 2 * BOUND
 
 
-def test_a_claim_is_believed_until_something_is_known() -> None:
+def test_ratio_is_the_prior_before_any_observation() -> None:
     assert Ratio().share(8.0) == 1.0
     assert Ratio().share(8.0, 0.6) == pytest.approx(0.6)
 
 
-def test_counts_fade_and_the_share_follows_what_came_true() -> None:
+def test_ratio_counts_decay_and_follow_the_outcomes() -> None:
     ratio = Ratio()
     for hit in (True, False, False):
         ratio.learn(0.5, hit, 0.9)

@@ -27,7 +27,7 @@ RULES += [KSeq(), Block(), Typical()]
 
 
 def plain(distributions: Distributions, noise: NoiseStream, length: int) -> Tokens:
-    """Return what plain decoding writes with this noise."""
+    """Return the text of plain decoding with this noise."""
     return distributions.generate(Walk(), noise, lambda *_: DraftTree.empty(), steps=length)
 
 
@@ -50,7 +50,7 @@ def test_walk_stops_where_the_text_ends() -> None:
     assert distributions.deviation(Walk(), tree, length=3) <= EXACT
 
 
-def test_walk_accepts_all_that_it_can() -> None:
+def test_walk_accepts_the_whole_true_chain() -> None:
     distributions, noise = Distributions(3, 2), NoiseStream(5)
     truth = plain(distributions, noise, 4)
     tree = DraftTree.chain(truth[:3], "truth")
@@ -88,7 +88,7 @@ def test_walk_accepts_at_the_rate_of_the_coupling() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_every_rule_says_what_it_keeps(rule: Rule) -> None:
+def test_labels_and_kinds_of_every_rule(rule: Rule) -> None:
     assert isinstance(rule, Rule)
     expected = {"walk": "exact", "typical": "approximate"}.get(rule.name, "exact-for(distribution)")
     assert rule.label == expected
@@ -96,7 +96,7 @@ def test_every_rule_says_what_it_keeps(rule: Rule) -> None:
     assert rule.accepts == ALL_KINDS if judges_all else len(rule.accepts) == 1
 
 
-def test_a_rule_is_what_judges() -> None:
+def test_expect_rule_refuses_other_objects() -> None:
     rule = Walk()
     assert expect_rule(rule) is rule
     for other in (42, None, Walk, object()):

@@ -78,7 +78,7 @@ def test_ancestors_and_depths_are_those_of_a_walk_to_the_root(n: int) -> None:
 
 
 @given(trees())
-def test_children_and_paths_hold_every_node_where_it_belongs(tree: DraftTree) -> None:
+def test_children_and_paths_cover_every_node(tree: DraftTree) -> None:
     below = children(tree.parents)
     assert sorted(node for kin in below.values() for node in kin) == list(range(len(tree)))
     for parent, kin in below.items():
@@ -155,7 +155,7 @@ def test_keep_best_keeps_the_tree_of_largest_accept_prob_sum(tree: DraftTree, bu
     assert accepted.accept_prob.sum() == pytest.approx(best)
 
 
-def test_keep_best_takes_a_child_for_no_more_than_its_parent() -> None:
+def test_keep_best_caps_a_child_at_its_parent() -> None:
     tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", accept_prob=[0.2, 0.9, 0.5])
     assert keep_best(tree, 1).tokens.tolist() == [3]
     assert keep_best(tree, 2).tokens.tolist() == [1, 3]
@@ -166,7 +166,7 @@ sampled_kinds = pytest.mark.parametrize("kind", sorted(SAMPLED_KINDS))
 
 @sampled_kinds
 @given(tree=trees(most=12), size=st.integers(0, 13))
-def test_of_a_sampled_draft_the_draws_that_came_first_are_preserved(
+def test_keep_best_keeps_the_first_draws_of_a_sampled_draft(
     kind: DraftKind, tree: DraftTree, size: int
 ) -> None:
     sample = replace(tree, kind=kind)
@@ -177,7 +177,7 @@ def test_of_a_sampled_draft_the_draws_that_came_first_are_preserved(
 
 @sampled_kinds
 @given(tree=trees(most=12), most=st.integers(1, 6))
-def test_of_the_paths_of_a_sampled_draft_the_first_are_preserved(
+def test_keep_paths_keeps_the_first_paths_of_a_sampled_draft(
     kind: DraftKind, tree: DraftTree, most: int
 ) -> None:
     sample = replace(tree, kind=kind)
@@ -251,7 +251,7 @@ GOOD = DraftTree.build([1, 2, 2], [-1, 0, -1], "a")
         (replace(GOOD, sources=cast(Any, ([],))), "sources: got"),
     ],
 )
-def test_check_names_the_broken_promise(bad: DraftTree, message: str) -> None:
+def test_check_names_the_broken_invariant(bad: DraftTree, message: str) -> None:
     check(GOOD, 5)
     with pytest.raises(InputError, match=message):
         check(bad, 5)
@@ -268,7 +268,7 @@ def test_promised_sums_what_is_expected_below() -> None:
 
 
 @pytest.mark.parametrize("kind", list(DraftKind))
-def test_a_tree_that_is_built_of_nothing_is_the_empty_tree_of_its_kind(kind: DraftKind) -> None:
+def test_build_without_nodes_returns_the_empty_tree_of_the_kind(kind: DraftKind) -> None:
     tree = DraftTree.build([], [], "a", accept_prob=[], origin=[], kind=kind)
     assert tree is DraftTree.empty(kind) and tree.kind is kind
     check(tree, VOCAB)

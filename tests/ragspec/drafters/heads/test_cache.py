@@ -1,4 +1,4 @@
-"""A head's cache says what the head says without one, whatever was accepted or forgotten."""
+"""A head's cache returns the logits of the head without one, whatever was accepted or dropped."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_distributions_of_a_tree_are_those_of_its_paths(picture: bool) -> None:
 
 
 @PICTURE
-def test_accepted_tokens_are_read_again_with_the_targets_its_states(picture: bool) -> None:
+def test_accepted_tokens_are_read_again_with_the_targets_states(picture: bool) -> None:
     head, target, prompt, text, cache = setting(picture)
     cache.notify(heads.states(target, prompt))
     tokens = [*prompt, text[0]]
@@ -71,7 +71,7 @@ def test_accepted_tokens_are_read_again_with_the_targets_its_states(picture: boo
         torch.testing.assert_close(node[0], expected[1].to(root))
 
 
-def test_of_a_long_prompt_the_end_is_enough() -> None:
+def test_a_head_may_read_only_the_end_of_a_prompt() -> None:
     head, target, prompt, text, cache = setting(False)
     cache.notify(heads.states(target, prompt)[:, 5:], first=5)
     tokens = [*prompt, text[0]]
@@ -98,7 +98,7 @@ def test_a_text_can_be_read_twice_but_not_without_its_states() -> None:
 
 
 def test_guidance_reaches_the_head() -> None:
-    """A head that ran on the conditional row alone, or was not guided, would say something else."""
+    """Without guidance the head returns other logits."""
     head, target, prompt, text, _ = setting(True)
     plain = heads.picture_target(1.0)
     tokens = [*prompt, text[0]]

@@ -1,4 +1,4 @@
-"""Drafts of a draft head: the text stays as it is, with guidance too, and training pays."""
+"""Drafts of a head change no token, with guidance too, and training raises acceptance."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def accepted(target: CausalTarget, instance: Any, sampling: Sampling, **options:
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("settings", SAMPLINGS)
 @pytest.mark.parametrize("form", FORMS)
-def test_the_text_stays_as_it_is(form: str, settings: str, batch: int) -> None:
+def test_heads_change_no_token(form: str, settings: str, batch: int) -> None:
     check_identity(
         drafter(CausalTarget(text_model()), **FORMS[form]), settings, batch, copies=False
     )
@@ -106,8 +106,8 @@ def test_a_step_of_fixed_shape_waits_once_and_launches_little_else() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_jacobi_drafts_change_no_image(scale: float, form: str) -> None:
-    """In float64, with guidance as a pair of rows, of which the head runs both."""
+def test_heads_change_no_image_token(scale: float, form: str) -> None:
+    """In float64; with guidance the head runs both rows."""
     target = heads.picture_target(scale)
     sampling = Sampling(temperature=1.0, top_k=12, seed=3)
     engine = Engine(target, drafter=drafter(target, **FORMS[form]), budget=9)
@@ -189,7 +189,7 @@ def test_depth_bounds_the_draft() -> None:
     assert set(deepest) <= {1, 2}
 
 
-def test_it_drafts_beside_others() -> None:
+def test_a_head_drafts_beside_other_sources() -> None:
     target = CausalTarget(text_model())
     plain = Engine(target, drafter=None)
     engine = Engine(target, drafter=[drafter(target), "context", FixedDrafter([1, 2])], budget=12)
@@ -223,7 +223,7 @@ def test_without_states_it_drafts_nothing() -> None:
     assert opened.distributions() == []
 
 
-def test_the_callers_head_is_left_as_it_is() -> None:
+def test_the_callers_head_is_unchanged() -> None:
     head = heads.trained()
     instance = HeadDrafter(head, CausalTarget(heads.model(torch.float64)))
     assert head.fc.weight.dtype == torch.float32
@@ -231,7 +231,7 @@ def test_the_callers_head_is_left_as_it_is() -> None:
     assert HeadDrafter(head, CausalTarget(heads.model(torch.float32))).head is head
 
 
-def test_heads_and_models_that_do_not_belong_together_are_refused() -> None:
+def test_heads_of_other_targets_are_refused() -> None:
     head = heads.trained()
     with pytest.raises(UnsupportedModelError, match="another target"):
         HeadDrafter(head, heads.model(seed=1))
@@ -245,7 +245,7 @@ def test_heads_and_models_that_do_not_belong_together_are_refused() -> None:
         HeadDrafter(object(), heads.model())  # type: ignore[arg-type]
 
 
-def test_another_guidance_than_the_engines_is_noticed() -> None:
+def test_a_head_with_another_guidance_than_the_engine_counts_a_fault() -> None:
     engine = Engine(heads.picture_target(3.0), drafter=drafter(heads.picture_target(1.0)), budget=4)
     result = engine.generate(engine.target.prompt(0), SAMPLED, max_new_tokens=6)  # type: ignore[attr-defined]
     assert result.report.faults == {"head": 1}

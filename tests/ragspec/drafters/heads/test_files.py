@@ -1,4 +1,4 @@
-"""Published layouts of draft heads are read whole, compute what published code does, and draft."""
+"""Published layouts of draft heads are read, compute what published code does, and draft."""
 
 import copy
 import json
@@ -67,7 +67,7 @@ def target(**options: Any) -> CausalTarget:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_heads_compute_what_published_code_does(name: str, tmp_path: Path) -> None:
-    """In every round of drafting: a place of round k is one of round 0 behind k own guesses."""
+    """In every round of drafting: round k reads k predicted states."""
     head = open_head(published_heads.write(tmp_path, *LAYOUTS[name]()), target())
     third = "eagle1" not in name
     pad = torch.nn.functional.pad
@@ -126,7 +126,7 @@ def test_texts_stay_as_they_are(
         assert drafter.head.tokens is None or drafted <= set(TOKENS.tolist())
 
 
-def test_a_head_of_three_taps_is_told_them(tmp_path: Path) -> None:
+def test_taps_of_the_file_decide_the_states_that_a_head_reads(tmp_path: Path) -> None:
     """Drafts follow the inputs of the named layers: other taps, other drafts."""
     model, prompt = target(num_hidden_layers=6).model, tiny.prompt(24)
     config, weights = published_heads.speculators()
@@ -211,7 +211,9 @@ def test_pickled_weights_are_read_without_running_code(tmp_path: Path) -> None:
         ("medusa", {"1.1.weight": None}, "blocks.2|size|slots"),
     ],
 )
-def test_misfits_are_named(name: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_errors_name_the_wrong_tensor_or_setting(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     config, weights = SAVED[name]()
     for key, value in change.items():
         (weights if key in weights or torch.is_tensor(value) else config)[key] = value
@@ -220,7 +222,7 @@ def test_misfits_are_named(name: str, change: dict[str, Any], message: str, tmp_
         open_head(published_heads.write(tmp_path, config, weights), target())
 
 
-def test_other_folders_are_told_apart(tmp_path: Path) -> None:
+def test_folders_without_a_fitting_head_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no draft head"):
         open_head(tmp_path, target())
     config, weights = published_heads.speculators()

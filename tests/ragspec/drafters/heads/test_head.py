@@ -1,4 +1,4 @@
-"""A draft head is what its file says, and knows which target it is for."""
+"""Draft heads: fresh weights, saved files, the fingerprint of the target, reduced vocabularies."""
 
 import copy
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_a_fresh_head_repeats_the_state_before_its_layer() -> None:
     assert guessed.shape == states.shape
 
 
-def test_a_guess_depends_on_what_stands_before_it_alone() -> None:
+def test_predicted_states_are_causal() -> None:
     head = heads.fresh(text_target())
     embedded, states = torch.randn(2, 1, 6, 32, generator=torch.Generator().manual_seed(3)).unbind()
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_sizes_are_those_of_the_target(picture: bool) -> None:
     check_head(head.config, target)
 
 
-def test_a_head_may_be_saved_in_half_the_room(tmp_path: Path) -> None:
+def test_heads_are_saved_in_half_and_quarter_size(tmp_path: Path) -> None:
     head = heads.fresh(text_target())
     kinds: dict[str, Any] = {"whole": None, "half": torch.bfloat16, "quarter": "int8"}
     for name, dtype in kinds.items():
@@ -82,7 +82,7 @@ def test_a_head_may_be_saved_in_half_the_room(tmp_path: Path) -> None:
     torch.testing.assert_close(opened.fc.weight, head.fc.weight.detach().bfloat16().float())
     read = open_head(tmp_path / "quarter")
     assert torch.equal(read.layers.layers[0].post_attention_layernorm.weight, torch.ones(32))
-    before, after = BlockLinear.of(head.fc), BlockLinear.of(read.fc)  # rounded no second time
+    before, after = BlockLinear.of(head.fc), BlockLinear.of(read.fc)  # no second rounding
     weight = read.fc.weight.detach()
     assert float((before.weight - weight).abs().max()) < float(before.scales.max())
     assert torch.equal(after.weight, weight)

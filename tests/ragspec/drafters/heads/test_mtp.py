@@ -27,7 +27,7 @@ H = 32
 
 
 class Reference:
-    """A layer of the target's own class between norms and a projection, run the plain way."""
+    """A layer of the target's class between norms and a projection, run by transformers."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

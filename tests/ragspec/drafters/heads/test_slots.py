@@ -129,8 +129,8 @@ def test_slots_are_those_of_published_code(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_cache_says_what_a_fresh_one_says(name: str, tmp_path: Path) -> None:
-    """Whatever was accepted before, and for every path of a tree."""
+def test_a_reused_slot_cache_returns_the_logits_of_a_new_one(name: str, tmp_path: Path) -> None:
+    """For every path of a tree, whatever was accepted before."""
     model = target(torch.float64)
     head = opened(name, tmp_path, model).to(torch.float64)
     text = tiny.prompt(20, seed=4)
@@ -188,7 +188,7 @@ FORMS = ("peagle", "dflash", "medusa", "hydra", "hydra++")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_slots_draft_as_they_learn(form: str) -> None:
+def test_slots_draft_with_the_logits_of_training(form: str) -> None:
     """Slot k of every pass is round k of the training."""
     model = target()
     head = fresh_head(model, torch.Generator().manual_seed(0), form=form, slots=3).eval()
@@ -232,7 +232,7 @@ def test_training_pays_in_every_form(form: str, tmp_path: Path) -> None:
     assert next(again.run()).loss == pytest.approx(steps[-1].loss, rel=0.3)
 
 
-def test_what_cannot_be_trained_or_drafted_is_refused(tmp_path: Path) -> None:
+def test_unsupported_heads_are_refused(tmp_path: Path) -> None:
     for kind, part in (("dspark", "a Markov part"), ("dflash", "layers with windows")):
         published_heads.write(tmp_path, *published_heads.dflash(kind))
         with pytest.raises(InputError, match=f"{part}, which cannot be trained"):

@@ -1,4 +1,4 @@
-"""Coupled drafts: the candidates are the law's own first choices, and reach is what it claims."""
+"""Coupled drafts: candidates are the first choices of the distribution, with their claims."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_every_first_child_is_the_choice_of_the_distribution(settings: str) -> N
         assert int(tree.tokens[best]) == chosen
 
 
-def test_accept_prob_never_grows_downwards_and_siblings_share_one_chance() -> None:
+def test_siblings_sum_to_at_most_the_accept_prob_of_their_parent() -> None:
     for seed in range(5):
         tree = propose(opened(SAMPLINGS["sampled"], seed=seed)[0], 24)
         assert len(tree) == 24
@@ -60,7 +60,7 @@ def test_accept_prob_never_grows_downwards_and_siblings_share_one_chance() -> No
             assert sum(children) <= accept_prob[parent] * (1 + 1e-6)
 
 
-def test_a_larger_budget_keeps_what_a_smaller_one_has() -> None:
+def test_a_larger_budget_expects_more_accepted_nodes() -> None:
     trees = [propose(opened(SAMPLINGS["greedy"])[0], size) for size in (4, 8, 16)]
     reached = [float(tree.accept_prob.sum()) for tree in trees]
     assert reached == sorted(reached)
@@ -68,7 +68,7 @@ def test_a_larger_budget_keeps_what_a_smaller_one_has() -> None:
     assert deepest == [8]
 
 
-def test_growth_ends_where_a_forward_promises_too_little() -> None:
+def test_growth_ends_if_the_expected_gain_is_too_small() -> None:
     for min_expected_gain, forwards in ((10.0, 0), (0.0, 8)):
         session, _ = opened(SAMPLINGS["greedy"], width=1, min_expected_gain=min_expected_gain)
         tree = propose(session, 9)
@@ -116,7 +116,7 @@ def test_choices_among_some_tokens_are_those_among_all(settings: str) -> None:
     torch.testing.assert_close(few[1], every[1])
 
 
-def test_noise_of_the_past_is_forgotten() -> None:
+def test_noise_of_earlier_positions_is_dropped() -> None:
     session, growth = opened(SAMPLINGS["sampled"])
     propose(session, 16)
     assert {0, 1, 2} <= growth._noise.keys()
@@ -141,7 +141,7 @@ def test_distributions_name_the_nodes_of_the_tree_that_were_read(settings: str) 
             assert accept_prob[child] == pytest.approx(accept_prob[node] * chance, rel=1e-5)
 
 
-def test_growth_reads_no_node_that_cannot_pay_for_its_row() -> None:
+def test_growth_skips_nodes_whose_gain_is_below_the_cost_of_a_row() -> None:
     session, growth = opened(SAMPLINGS["greedy"], width=4, min_expected_gain=0.4)
     growth._nodes.add(-1, [1, 2, 3], [0.8, 0.1, 0.05])
     for gain, nodes in ((0.4, [0]), (0.2, [0, 1]), (0.9, [])):
@@ -149,7 +149,7 @@ def test_growth_reads_no_node_that_cannot_pay_for_its_row() -> None:
         assert growth._unread() == nodes
 
 
-def test_the_error_follows_what_is_accepted() -> None:
+def test_the_error_adapts_to_acceptance() -> None:
     for hit in (True, False):
         session, growth = opened(SAMPLINGS["greedy"], width=1)
         before = growth.error
@@ -158,5 +158,5 @@ def test_the_error_follows_what_is_accepted() -> None:
         assert (growth.error < before) is hit
         assert (growth.typical > 0.7) is hit
         after = growth.error
-        growth.learn([chosen])  # no draft was made in between: nothing to learn from
+        growth.learn([chosen])  # without a draft since
         assert growth.error == after

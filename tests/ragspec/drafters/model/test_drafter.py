@@ -1,4 +1,4 @@
-"""Drafts of a real model: the text stays that of plain decoding, and the cache stays in step."""
+"""Drafts of a model: the text equals that of plain decoding, and the cache follows it."""
 
 import copy
 from typing import Any
@@ -43,7 +43,7 @@ def model(seed: int = 0, **overrides: Any) -> Any:
 
 
 def alike(weight: float = 0.04) -> Any:
-    """Return a model that is the tiny target with its weights a little off."""
+    """Return the tiny target with slightly changed weights."""
     instance, other = copy.deepcopy(model()), model(1).state_dict()  # models are shared by tests
     mixed = {k: (1 - weight) * v + weight * other[k] for k, v in instance.state_dict().items()}
     instance.load_state_dict(mixed)
@@ -92,14 +92,14 @@ def test_the_text_is_that_of_plain_decoding(settings: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_a_model_that_drafts_for_itself_has_every_chain_accepted(settings: str) -> None:
+def test_every_chain_of_the_target_itself_is_accepted(settings: str) -> None:
     drafter = ModelDrafter(model(), width=1, min_expected_gain=0.0)
     _, steps = write(drafter, SAMPLINGS[settings], new=29)
     assert [len(step.path) for step in steps] == [0, 6, 6, 6, 6]
 
 
 @pytest.mark.parametrize("settings", ["greedy", "sampled"])
-def test_a_model_that_is_nearly_the_target_is_accepted_for_the_most_part(settings: str) -> None:
+def test_a_model_near_the_target_is_accepted_more_often(settings: str) -> None:
     _, steps = write(ModelDrafter(alike(), width=3), SAMPLINGS[settings], new=60)
     assert accepted(steps) > 1.0
     _, other = write(ModelDrafter(model(1), width=3), SAMPLINGS[settings], new=60)
@@ -107,7 +107,7 @@ def test_a_model_that_is_nearly_the_target_is_accepted_for_the_most_part(setting
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_a_draft_is_the_same_whether_the_cache_was_preserved_or_is_new(settings: str) -> None:
+def test_a_reused_cache_drafts_as_a_new_one(settings: str) -> None:
     drafter, prompt = ModelDrafter(alike(), width=3, min_expected_gain=0.0), tiny.prompt()
     plain, _ = write(None, SAMPLINGS[settings])
     request = loops.draft_request(prompt, SAMPLINGS[settings])
@@ -142,7 +142,7 @@ def test_accepted_tokens_are_not_read_again() -> None:
     assert len(steps) == 5
 
 
-def test_where_branches_share_no_forward_each_is_read_below_its_ancestors() -> None:
+def test_targets_of_chains_read_each_branch_below_its_ancestors() -> None:
     pytest.importorskip("onnxruntime")
     target, prompt = OnnxTarget(quantized(copy.deepcopy(tiny.model()))), tiny.prompt()
     assert target.chains and target.same_bits
@@ -192,13 +192,13 @@ def in_step(session: ModelSession, text: list[int]) -> None:
     torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-9)
 
 
-def test_a_budget_that_cuts_and_pauses_changes_nothing() -> None:
+def test_auto_budget_changes_no_token() -> None:
     sampling = Sampling(temperature=0.8)
     plain, _ = write(None, sampling, new=60)
     assert write(ModelDrafter(alike()), sampling, new=60, budget=AutoBudget())[0] == plain
 
 
-def test_a_text_that_outgrows_the_draft_model_goes_on_without_it() -> None:
+def test_drafting_ends_at_the_draft_models_context_length() -> None:
     short = tiny.model(seed=0, dtype=torch.float64, max_position_embeddings=40)
     plain, _ = write(None, Sampling(), new=40)
     drafted, steps = write(ModelDrafter(short, width=1, min_expected_gain=0.0), Sampling(), new=40)
@@ -207,7 +207,7 @@ def test_a_text_that_outgrows_the_draft_model_goes_on_without_it() -> None:
     assert drafted_at[1] == 6 and drafted_at[-1] == 0 and 0 < sum(drafted_at) < 20
 
 
-def test_no_draft_is_deeper_than_the_text_may_become() -> None:
+def test_draft_depth_is_bounded_by_the_remaining_tokens() -> None:
     prompt = tiny.prompt()
     drafter = ModelDrafter(alike(), width=1, min_expected_gain=0.0)
     session = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB))
@@ -232,11 +232,11 @@ def test_tokens_beyond_the_target_are_never_proposed() -> None:
         assert len(tree) == 40 and tree.tokens.max() < 50
 
 
-def test_a_forward_is_gain_what_its_time_is() -> None:
+def test_required_gain_is_the_time_of_a_forward_in_tokens() -> None:
     assert required_gain(0.25, [], 100.0) == 0.25
-    assert required_gain(None, [], 0.2) == MIN_EXPECTED_GAIN, "nothing is known of the time"
+    assert required_gain(None, [], 0.2) == MIN_EXPECTED_GAIN, "the time is unknown"
     times = [1.0] * 4
-    assert required_gain(None, times, 0.0) == MIN_EXPECTED_GAIN, "nothing is known of the rate"
+    assert required_gain(None, times, 0.0) == MIN_EXPECTED_GAIN, "the rate is unknown"
     assert required_gain(None, times, 0.2) == pytest.approx(0.2)
     assert required_gain(None, times, 0.001) == 0.02 and required_gain(None, times, 5.0) == 1.0
     slow = [*times, 1000.0]

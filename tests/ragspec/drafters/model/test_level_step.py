@@ -1,4 +1,4 @@
-"""Trees drafted in one call are those drafted level by level, whatever is committed meanwhile."""
+"""Trees drafted in one call equal those drafted level by level, whatever was committed."""
 
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ def session_of(
 
 
 def emitted(tree: DraftTree, rng: np.random.Generator, size: int) -> list[int]:
-    """Return what a target might emit: some of a path of the tree, then a token of its own."""
+    """Return tokens that a target may emit: a part of a path of the tree, then another token."""
     results: list[int] = []
     node = ROOT
     for _ in range(int(rng.integers(0, 6))):
@@ -64,12 +64,12 @@ def walked(
 ) -> int:
     """Let two sessions draft below one growing text; return how many nodes both drafted alike.
 
-    cut: whether budget and depth are at times less than the shape asks for.
+    cut: whether budget and depth are sometimes less than those of the shape.
     """
     rng, tokens, nodes = np.random.default_rng(3), [1, 2, 3, 4, 5], 0
     for number in range(steps):
         if number % 9 == 8:
-            tokens += rng.integers(0, size, 3).tolist()  # the target wrote without them
+            tokens += rng.integers(0, size, 3).tolist()  # the target decoded without drafts
         budget = 5 if cut and number % 7 == 6 else 11
         context = DraftContext(list(tokens), 5, 2 + number % 6 if cut and number % 5 == 4 else 40)
         expected, result = one.propose(context, budget), other.propose(context, budget)
@@ -90,7 +90,7 @@ def walked(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_call_drafts_what_is_drafted_level_by_level(name: str) -> None:
+def test_a_tree_drafted_in_one_call_equals_one_drafted_by_levels(name: str) -> None:
     model = model_of(name)
     one, other = session_of(model, "off"), session_of(model, "eager")
     assert (one.cache.model.static, other.cache.model.static) == ("off", "eager")
@@ -108,7 +108,7 @@ def test_one_call_drafts_what_is_drafted_level_by_level(name: str) -> None:
     ],
     ids=str,
 )
-def test_forwards_of_fixed_shape_draft_as_usual_ones_do(name: str, options: dict[str, Any]) -> None:
+def test_forwards_of_fixed_shape_draft_as_usual_ones(name: str, options: dict[str, Any]) -> None:
     model = model_of(name)
     size = int(model.config.vocab_size)
     sampling = Sampling(temperature=0.8, top_k=20)
@@ -159,11 +159,11 @@ def test_one_packet_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = session.propose(context, 11)
     monkeypatch.undo()
     assert len(tree) == 11
-    assert visits == ["cpu", "tolist"]  # the packet, and what was made of it on the host
+    assert visits == ["cpu", "tolist"]  # the packet, then its values
 
 
 @pytest.mark.parametrize("shape", [SHAPE, None])
-def test_a_text_that_ran_ahead_is_caught_up_with(shape: TreeShape | None) -> None:
+def test_drafts_after_many_undrafted_tokens_equal_usual_ones(shape: TreeShape | None) -> None:
     model = architectures.build("llama")
     one, other = session_of(model, "off", shape), session_of(model, "eager", shape)
     rng = np.random.default_rng(0)
@@ -177,7 +177,7 @@ def test_a_text_that_ran_ahead_is_caught_up_with(shape: TreeShape | None) -> Non
     assert other.cache.model.static == "eager"
 
 
-def test_the_end_of_the_context_is_drafted_as_before() -> None:
+def test_drafts_at_the_end_of_the_context_equal_usual_ones() -> None:
     model = tiny.model(dtype=torch.float64, max_position_embeddings=20)
     one, other = session_of(model, "off"), session_of(model, "eager")
     assert other.cache.model.static == "eager"
@@ -195,7 +195,7 @@ LEVELS = (3, 4, 2)
 
 
 class LocalVariant(CausalTarget):
-    """A target of another class, whose forwards nobody knows."""
+    """A target of another class, whose forwards are unknown."""
 
 
 def model(seed: int = 0) -> Any:
@@ -215,7 +215,7 @@ def test_the_text_is_that_of_plain_decoding(static: str, seed: int) -> None:
         assert seed or result.report.accepted >= 18
 
 
-def test_a_source_and_a_model_in_one_tree_change_no_token() -> None:
+def test_a_fused_static_tree_changes_no_token() -> None:
     plain = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=30)
     both = Fuse([ContextDrafter(), ModelDrafter(model(), tree=LEVELS, static="eager")])
     engine = Engine(open_target(model(), "eager"), drafter=both, budget=12)
@@ -223,10 +223,10 @@ def test_a_source_and_a_model_in_one_tree_change_no_token() -> None:
     assert result.tokens == plain.tokens and result.report.accepted >= 15
 
 
-def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
+def test_the_walk_follows_the_longer_of_two_equal_siblings() -> None:
     static = open_static(CausalTarget(model()), "eager")
     root, a, b, c = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=4).tokens
-    # One source has `a` and a wrong token below it, the other `a` again, and what is right.
+    # One source has `a` with a wrong child, the other `a` again with the right children.
     wrong = (b + 1) % tiny.VOCAB
     tree = DraftTree.build([a, wrong, a, b, c], [-1, 0, -1, 2, 3], "two")
     distribution = TokenDistribution(Sampling(), NoiseStream(0), len(PROMPT))
@@ -243,7 +243,7 @@ def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
     assert float((result - expected).abs().max()) < 1e-12
 
 
-def test_what_cannot_be_drafted_so_is_drafted_as_before_with_the_reason() -> None:
+def test_static_names_the_reason_for_usual_forwards() -> None:
     request = DraftRequest(tuple(PROMPT), tiny.VOCAB)
     noisy = draft_request(PROMPT, Sampling(temperature=1.0))
     drafter = ModelDrafter(model(), tree=LEVELS, static="eager")

@@ -1,5 +1,4 @@
-"""Drafts drawn from the draft model's law: their law, and the text that the classical rules make
-of them."""
+"""Drafts drawn from the draft model's distribution, and the texts of rejection rules over them."""
 
 import copy
 import itertools
@@ -41,7 +40,7 @@ def model(seed: int) -> torch.nn.Module:
 
 
 def distribution_of(seed: int, text: list[int]) -> torch.Tensor:
-    """Return the model's law after the text at temperature 0.9, by the model alone: [V]."""
+    """Return the model's distribution after the text at temperature 0.9: [V]."""
     return (tiny.logits(model(seed), text)[-1] / HOT.temperature).softmax(-1)
 
 
@@ -59,7 +58,7 @@ def test_independent_draws_follow_q() -> None:
     check_counts(pairs, torch.full((4,), 0.25))
 
 
-def test_distinct_draws_follow_what_the_ones_before_left() -> None:
+def test_distinct_draws_follow_q_without_the_earlier_draws() -> None:
     q = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
     draws = [tuple(draw_distinct(NoiseStream(s), 3, q, -1, 4)) for s in range(4000)]
     assert all(len(set(draw)) == 3 for draw in draws), "a token of no probability was drawn"
@@ -69,7 +68,7 @@ def test_distinct_draws_follow_what_the_ones_before_left() -> None:
 
 
 def test_every_node_draws_with_separate_noise() -> None:
-    """All draws of a step are independent: by enumeration, which refuses to serve noise twice."""
+    """The enumeration raises an error if two draws use the same noise."""
     q = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 
     def distinct(noise: NoiseStream) -> tuple[int, ...]:
@@ -87,7 +86,7 @@ def test_every_node_draws_with_separate_noise() -> None:
 
 
 def check_counts(counts: Counter[int], p: torch.Tensor) -> None:
-    """Compare counts with a law by chi-square, at six sigma."""
+    """Compare counts with a distribution by chi-square, at six sigma."""
     n = sum(counts.values())
     cells = [(counts[i], n * float(x)) for i, x in enumerate(p.tolist()) if x > 0]
     assert sum(known for known, _ in cells) == n
@@ -168,7 +167,7 @@ def test_the_text_follows_the_distribution_of_the_target(
 
 
 def distribution_of_pairs() -> torch.Tensor:
-    """Return the target's law of the second and third token: [V * V]."""
+    """Return the target's distribution of the second and third token: [V * V]."""
     pairs = torch.zeros(V, V, dtype=torch.float64)
     for first, p in enumerate(distribution_of(0, PROMPT).tolist()):
         for second, then in enumerate(distribution_of(0, [*PROMPT, first]).tolist()):
@@ -178,7 +177,7 @@ def distribution_of_pairs() -> torch.Tensor:
 
 @pytest.mark.parametrize(("mode", "width"), [("sampled", (3, 2)), (WITHOUT, (2, 2, 2))])
 @pytest.mark.parametrize("policy", [FixedBudget(1), FixedBudget(3), FixedBudget(6), AutoBudget()])
-def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
+def test_budgets_cut_sampled_drafts_regardless_of_their_tokens(
     mode: str, width: tuple[int, ...], policy: BudgetPolicy
 ) -> None:
     drafter = ModelDrafter(model(1), width=width, mode=mode)
@@ -196,7 +195,7 @@ def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
 
 
 def offered(session: BudgetSession, tree: DraftTree) -> DraftTree:
-    """Return what a policy verifies of a drawn tree, after a check that it is its beginning."""
+    """Return the part of a sampled tree that a policy verifies; check that it is a prefix."""
     session.allowance(9)
     part = session.fit(tree)
     assert part.kind is tree.kind

@@ -1,4 +1,4 @@
-"""Static trees: the shape is kept, its places hold the choices of their ranks, bad shapes fail."""
+"""Static trees: places hold the choices of their ranks, and invalid shapes are refused."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -113,7 +113,7 @@ def test_broken_shapes_are_refused(parents: tuple[int, ...], ranks: tuple[int, .
         TreeShape(parents, ranks)
 
 
-def test_a_static_tree_learns_what_its_first_choices_are_gain() -> None:
+def test_a_static_tree_learns_how_often_first_choices_are_accepted() -> None:
     growth, tree = grown()
     before = growth.typical
     growth.learn([int(tree.tokens[0]), 1])
@@ -167,7 +167,7 @@ def test_walk_stays_exact_and_a_budget_bounds() -> None:
 
 
 def afresh(architecture: str, tokens: Sequence[int]) -> torch.Tensor:
-    """Return the logits after the last token, by the model as it is: [V]."""
+    """Return the model's logits after the last token: [V]."""
     return tiny.logits(model(architecture), tokens)[-1]
 
 
@@ -209,14 +209,14 @@ def test_accepted_nodes_stay_and_are_not_read_again(architecture: str) -> None:
         check_rows(cache.read(text), architecture, text)
 
 
-def test_what_the_draft_lacks_is_read_at_the_next_turn() -> None:
+def test_emitted_tokens_outside_the_draft_are_read_in_the_next_step() -> None:
     text, cache = tiny.prompt(20), opened()
     with lease(model()):
         cache.read(text)
         cache.extend([3, 4], [ROOT, ROOT])
-        cache.commit((4, 9, 9, 8))  # the second token was another drafter's
+        cache.commit((4, 9, 9, 8))  # the second token is not in the draft
         assert len(cache) == len(text) + 1
-        cache.commit((7, 7))  # a step without a draft of ours
+        cache.commit((7, 7))  # a step without a draft
         text = [*text, 4, 9, 9, 8, 7, 7]
         check_rows(cache.read(text), "llama", text)
 
