@@ -1,7 +1,7 @@
 """`model.generate` returns the same text with speculation, or refuses the arguments."""
 
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -53,11 +53,9 @@ def test_greedy_texts_are_those_of_transformers(name: str, model: Any, spec: Spe
 
 
 def test_custom_generate_works_without_the_generate_wrapper(model: Any) -> None:
-    spec = Speculation(drafter="context", budget=4)
-    ours = model.generate(
-        IDS, custom_generate=speculative, speculation=spec, max_new_tokens=NEW, do_sample=False
-    )
-    assert torch.equal(ours, model.generate(IDS, max_new_tokens=NEW, do_sample=False))
+    spec, settings = Speculation(drafter="context", budget=4), {"max_new_tokens": NEW}
+    ours = model.generate(IDS, custom_generate=speculative, speculation=spec, **settings)
+    assert torch.equal(ours, model.generate(IDS, **settings))
     assert spec.generations[0].tokens == ours[0, 6:].tolist()
 
 
@@ -124,12 +122,10 @@ def test_a_streamer_gets_the_text(model: Any, spec: Speculation) -> None:
     tokenizer = tiny.tokenizer()
     streamer = transformers.TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=30)
     arguments = {"max_new_tokens": NEW, "do_sample": False, "streamer": streamer}
-    thread = threading.Thread(
-        target=generate, args=(model, IDS), kwargs={"speculation": spec, **arguments}
-    )
-    thread.start()
-    text = "".join(streamer)
-    thread.join()
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(generate, model, IDS, speculation=spec, **arguments)
+        text = "".join(streamer)
+        call.result()
     assert text == tokenizer.decode(spec.generations[0].tokens)
     with pytest.raises(InputError, match="one"):
         generate(model, **padded(PROMPTS), speculation=spec, streamer=streamer, max_new_tokens=2)
@@ -178,26 +174,27 @@ def test_a_seed_of_torch_repeats_a_sampled_text(model: Any) -> None:
 
 
 def test_unsupported_arguments_are_refused(model: Any, spec: Speculation) -> None:
-    def refused(match: str, **arguments: Any) -> None:
-        with pytest.raises(InputError, match=match):
-            generate(model, speculation=spec, max_new_tokens=2, **arguments)
-
-    refused("inputs_embeds", inputs_embeds=torch.zeros(1, 3, 64))
-    refused("num_beams=2", input_ids=IDS, num_beams=2)
-    refused("prompt_lookup_num_tokens=3", input_ids=IDS, prompt_lookup_num_tokens=3)
-    refused("penalty_alpha=0.6", input_ids=IDS, penalty_alpha=0.6, top_k=4)
-    refused("dola_layers='low'", input_ids=IDS, dola_layers="low", do_sample=False)
-    refused(r"dola_layers=\[0\]", input_ids=IDS, dola_layers=[0], do_sample=False)
-    refused("force_words_ids", input_ids=IDS, force_words_ids=[[5]])
-    refused("constraints", input_ids=IDS, constraints=[5])
-    with pytest.raises(InputError, match="expected a Speculation"):
-        model.generate(IDS, custom_generate=speculative, speculation=5, max_new_tokens=2)
-    refused("output_scores", input_ids=IDS, return_dict_in_generate=True, output_scores=True)
     cache = transformers.DynamicCache()
     with torch.no_grad():
         model(IDS[:, :-1], past_key_values=cache)
-    refused("padded on the right", input_ids=IDS, attention_mask=(IDS != 5).long())
-    refused("already hold tokens", input_ids=IDS, past_key_values=cache)
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("inputs_embeds", {"input_ids": None, "inputs_embeds": torch.zeros(1, 3, 64)}),
+        ("num_beams=2", {"num_beams": 2}),
+        ("prompt_lookup_num_tokens=3", {"prompt_lookup_num_tokens": 3}),
+        ("penalty_alpha=0.6", {"penalty_alpha": 0.6, "top_k": 4}),
+        ("dola_layers='low'", {"dola_layers": "low", "do_sample": False}),
+        (r"dola_layers=\[0\]", {"dola_layers": [0], "do_sample": False}),
+        ("force_words_ids", {"force_words_ids": [[5]]}),
+        ("constraints", {"constraints": [5]}),
+        ("output_scores", {"return_dict_in_generate": True, "output_scores": True}),
+        ("padded on the right", {"attention_mask": (IDS != 5).long()}),
+        ("already hold tokens", {"past_key_values": cache}),
+    ]
+    for match, call in calls:
+        with pytest.raises(InputError, match=match):
+            generate(model, speculation=spec, **{"input_ids": IDS, "max_new_tokens": 2, **call})
+    with pytest.raises(InputError, match="expected a Speculation"):
+        model.generate(IDS, custom_generate=speculative, speculation=5, max_new_tokens=2)
 
 
 def test_the_engine_is_reused_until_a_field_changes(model: Any) -> None:
@@ -213,10 +210,8 @@ def test_the_engine_is_reused_until_a_field_changes(model: Any) -> None:
 
 def test_an_assistant_of_a_later_call_is_used(model: Any) -> None:
     spec = Speculation(drafter=None, budget=4)
-    generate(model, IDS, speculation=spec, max_new_tokens=6, do_sample=False)
+    both(model, spec, input_ids=IDS)
     assert spec.reports[0].drafted == 0
-    ours = generate(
-        model, IDS, speculation=spec, assistant_model=model, max_new_tokens=6, do_sample=False
-    )
+    ours = generate(model, IDS, speculation=spec, assistant_model=model, max_new_tokens=6)
     assert spec.reports[0].drafted > 0
-    assert torch.equal(ours, model.generate(IDS, max_new_tokens=6, do_sample=False))
+    assert torch.equal(ours, model.generate(IDS, max_new_tokens=6))

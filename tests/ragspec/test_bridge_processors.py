@@ -71,10 +71,8 @@ def test_greedy_text_of_a_padded_batch_is_that_of_transformers(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_text_of_one_padded_row_is_that_of_transformers(name: str, model: Any) -> None:
-    arguments = {**padded(PROMPTS), **COMMON, "do_sample": False, **greedy()[name]}
-    arguments = {
-        key: value[1:] if torch.is_tensor(value) else value for key, value in arguments.items()
-    }
+    row = {key: value[1:] for key, value in padded(PROMPTS).items()}
+    arguments = {**row, **COMMON, "do_sample": False, **greedy()[name]}
     spec = Speculation(drafter="context", budget=6)
     assert torch.equal(generate(model, speculation=spec, **arguments), model.generate(**arguments))
 
@@ -141,7 +139,6 @@ def test_a_stateful_processor_gets_the_ids_of_transformers(model: Any) -> None:
         generate(model, PROMPTS_OF_ONE, speculation=spec, **COMMON, logits_processor=[silent])
 
 
-PADDED = padded(PROMPTS)
 PROMPTS_OF_ONE = torch.tensor(PROMPTS[:1])
 
 
@@ -259,6 +256,7 @@ def test_several_sequences_have_separate_processors(model: Any) -> None:
         request = {**arguments, **greedy()[name]}
         ours = generate(model, speculation=Speculation(drafter=None, seed=1), **request)
         for row in (0, 1):
-            alone = {**request, **{key: value[row : row + 1] for key, value in PADDED.items()}}
+            prompt = {key: value[row : row + 1] for key, value in padded(PROMPTS).items()}
+            alone = {**request, **prompt}
             only = generate(model, speculation=Speculation(drafter=None, seed=1), **alone)
             assert torch.equal(ours[2 * row : 2 * row + 2], only)

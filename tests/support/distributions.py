@@ -6,8 +6,9 @@ enumeration or with many samples.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
@@ -36,6 +37,12 @@ class Distributions:
     greedy: bool = False
     end: int | None = None
     cache: dict[tuple[str, Tokens], torch.Tensor] = field(default_factory=dict, compare=False)
+
+    def fix(self, model: str, table: Mapping[Tokens, Sequence[float]]) -> Self:
+        """Set the distributions of "target" or "draft" after some contexts."""
+        for context, chances in table.items():
+            self.cache[model, context] = torch.tensor(chances, dtype=torch.float64)
+        return self
 
     def target(self, context: Tokens) -> torch.Tensor:
         """Return p after the context, f64 [V]."""

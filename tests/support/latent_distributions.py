@@ -121,9 +121,8 @@ def differs(first: torch.Tensor, second: torch.Tensor) -> float:
     for direction in ways.double():
         a, b = ((each.double() @ direction).sort().values for each in (first, second))
         both = torch.cat([a, b])
-        gap = torch.searchsorted(a, both, right=True) / len(a) - torch.searchsorted(
-            b, both, right=True
-        ) / len(b)
+        below_a, below_b = (torch.searchsorted(each, both, right=True) for each in (a, b))
+        gap = below_a / len(a) - below_b / len(b)
         size = math.sqrt(len(a) * len(b) / (len(a) + len(b)))
         values.append(2.0 * math.exp(-2.0 * (size * float(gap.abs().max())) ** 2))
         centre = both.mean()

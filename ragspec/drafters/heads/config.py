@@ -96,9 +96,10 @@ class HeadConfig:
         optional = "head_dim", "num_key_value_heads"
         names += [name for name in optional if self.layers.get(name) is not None]
         sizes = {name: self.layers.get(name) for name in names}
-        ours = "embedding_size", "target_size", "vocab_size", "slots", "blocks"
-        sizes |= {name: getattr(self, name) for name in ours}
-        for name, size in {**sizes, "draft_vocab_size": self.draft_vocab_size or 1}.items():
+        sizes |= {"embedding_size": self.embedding_size, "target_size": self.target_size}
+        sizes |= {"vocab_size": self.vocab_size, "draft_vocab_size": self.draft_vocab_size or 1}
+        sizes |= {"slots": self.slots, "blocks": self.blocks}
+        for name, size in sizes.items():
             if not isinstance(size, int) or size < 1:
                 yield f"{name}={size!r} for a head; expected a whole number of at least 1"
         width, heads = self.hidden_size, int(self.layers.get("num_attention_heads", 1))

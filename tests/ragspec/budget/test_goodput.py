@@ -26,10 +26,8 @@ PLAIN = 10.0
 
 def closed_sets(tree: DraftTree) -> list[tuple[int, ...]]:
     parents = tree.parents.tolist()
-    nodes = range(len(tree))
-    subsets = itertools.chain.from_iterable(
-        itertools.combinations(nodes, size) for size in range(len(tree) + 1)
-    )
+    sizes = range(len(tree) + 1)
+    subsets = (each for n in sizes for each in itertools.combinations(range(len(tree)), n))
     return [each for each in subsets if all(parents[i] in (-1, *each) for i in each)]
 
 
@@ -154,18 +152,18 @@ def test_a_free_drafter_is_trusted_again_without_any_verification() -> None:
 
 def test_long_copies_get_the_largest_drafts_and_short_ones_small_drafts() -> None:
     drafter = Drafter(claim=0.99, milliseconds=0.1, row=0.05)
-    drafter.play([64] * 20)
-    assert drafter.requests[-1] == BUCKETS[-1]
+    drafter.play([64] * 40)
+    assert drafter.requests[-1] == BUCKETS[-1] == 63
+    assert max(drafter.requests) == drafter.session.allowance(128) == 63
     drafter.play([0] * 200)
     assert max(drafter.requests[-20:]) <= 15
 
 
 def test_gains_are_separate_by_expected_acceptance() -> None:
     drafter = Drafter(claim=0.9, milliseconds=2.0)
-    for _ in range(60):
+    for _ in range(80):
         drafter.step(0, expected=0.05)
-    poor = [drafter.step(0, expected=0.05) for _ in range(20)]
-    assert drafter.requests[-20:].count(0) >= 18 and poor
+    assert drafter.requests[-20:].count(0) >= 18
     for _ in range(60):
         drafter.step(8, expected=0.95)
     assert all(drafter.requests[-20:])
@@ -183,12 +181,6 @@ def test_no_proposals_are_reported_separately_from_poor_ones() -> None:
     good = session.fit(DraftTree.chain([1], "a", accept_prob=[0.9]))
     session.observe(Step(good, (0,), (1, 5), {}))
     assert session.reason is None, "a draft was verified"
-
-
-def test_never_more_than_the_maximum_is_requested() -> None:
-    drafter = Drafter(claim=1.0, milliseconds=0.0)
-    drafter.play([64] * 40)
-    assert max(drafter.requests) == drafter.session.allowance(128) == 63
 
 
 def test_works_without_costs_and_without_times() -> None:
@@ -232,8 +224,7 @@ def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
 
 def test_a_costly_source_that_pays_is_always_asked() -> None:
     session = opened()
-    requests = [ask(session, NONE, OTHER, (5, 6, 7, 8), PLAIN) for _ in range(50)]
-    assert all(requests)
+    assert all(ask(session, NONE, OTHER, (5, 6, 7, 8), PLAIN) for _ in range(50))
     assert session.extra == PLAIN
 
 

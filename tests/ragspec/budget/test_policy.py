@@ -16,8 +16,7 @@ from tests.ragspec.budget.test_calibration import chain
 def test_a_number_is_a_fixed_budget(spec: int | str) -> None:
     policy = make_budget(spec)
     assert policy == FixedBudget(5)
-    assert policy.name == "fixed-5"
-    assert not policy.needs_cost
+    assert policy.name == "fixed-5" and not policy.needs_cost
 
 
 def test_auto_and_policy_objects() -> None:
@@ -44,8 +43,7 @@ def test_fixed_keeps_the_best_nodes_with_their_parents() -> None:
     session = FixedBudget(2).open(None)
     assert session.allowance(99) == 2
     small = session.fit(tree)
-    assert small.tokens.tolist() == [8, 9]
-    assert small.parents.tolist() == [-1, 0]
+    assert (small.tokens.tolist(), small.parents.tolist()) == ([8, 9], [-1, 0])
     session.observe(Step(small, (), (3,)))
     assert session.reason is None
 

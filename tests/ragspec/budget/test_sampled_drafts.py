@@ -254,9 +254,7 @@ def test_the_first_of_a_pair_stays_if_the_second_was_right(monkeypatch: pytest.M
     drafter = Sampled(DISTRIBUTIONS, DISTINCT, (2,), telling=False)
     row = row_of("auto", "dear third row", drafter)
     pair = row.appraise(drafter.propose(DraftContext([7], 1, 50), 2))
-    assert pair.accept_prob[0] < 0.2 < 0.7 < pair.accept_prob[1], (
-        "nothing would be gained by the wrong cut"
-    )
+    assert pair.accept_prob[0] < 0.2 < 0.7 < pair.accept_prob[1]
     assert bias(row, WithoutReplacement(), drafter) <= EXACT
     prune_freely(monkeypatch)
     assert bias(row_of("auto", "dear third row", drafter), WithoutReplacement(), drafter) > KNOWN
@@ -275,11 +273,9 @@ def test_a_size_chosen_after_the_draw_changes_the_distribution(
 
 def test_sizes_do_not_follow_the_width_of_a_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without replacement a distribution of one token has one child: the shape reveals tokens."""
-    distributions = Distributions(3, 5)
-    distributions.cache["target", ()] = torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64)
-    drafts = {(): [0.1, 0.3, 0.6], (0,): [1.0, 0.0, 0.0], (1,): [0.2, 0.3, 0.5]}
-    for text, chances in drafts.items():
-        distributions.cache["draft", text] = torch.tensor(chances, dtype=torch.float64)
+    distributions = Distributions(3, 5).fix("target", {(): (0.45, 0.45, 0.1)})
+    drafts = {(): (0.1, 0.3, 0.6), (0,): (1, 0, 0), (1,): (0.2, 0.3, 0.5)}
+    distributions.fix("draft", drafts)
     drafter = Sampled(distributions, DISTINCT, (2, 2), telling=False)
 
     def opened() -> BudgetSession:

@@ -183,15 +183,12 @@ def test_a_source_that_cannot_open_is_off_at_once(opened: Any, message: str) -> 
     assert session.faults == {"shut": 1}
 
 
-def test_a_failing_single_source_proposes_the_empty_tree() -> None:
+def test_no_source_is_refused_and_a_failing_one_proposes_the_empty_tree() -> None:
+    with pytest.raises(InputError, match="no drafter"):
+        Fuse([])
     session = Fuse([Fixed(fail)]).open(REQUEST)
     assert len(session.propose(PLACE, 5)) == 0
     assert session.faults == {"fixed": 1}
-
-
-def test_no_source_at_all_is_refused() -> None:
-    with pytest.raises(InputError, match="no drafter"):
-        Fuse([])
 
 
 def test_sources_of_one_name_are_reported_separately() -> None:
@@ -208,15 +205,11 @@ def test_sources_of_one_name_are_reported_separately() -> None:
     assert session.faults == {"rest 3": FAULTS_ALLOWED}
 
 
-class Looking(Fixed):
-    """Estimates its acceptance by a callable, which may raise."""
-
-    def __init__(self, tree: DraftTree, expected: Callable[[], float], name: str) -> None:
-        super().__init__(tree, name)
-        self.expected = expected
-
-    def expected_acceptance(self, context: DraftContext) -> float:
-        return self.expected()
+def estimating(token: int, expected: Mock, name: str) -> Fixed:
+    """Return a source of one token that estimates its acceptance by a mock."""
+    source = Fixed(DraftTree.chain([token], name), name)
+    source.expected_acceptance = expected  # type: ignore[method-assign]
+    return source
 
 
 class Choosy(BudgetSession):
@@ -233,8 +226,8 @@ class Choosy(BudgetSession):
 
 
 def test_no_source_drafts_if_the_largest_expected_acceptance_is_too_low() -> None:
-    one = Looking(chain([3], "one", [0.2]), lambda: 0.2, "one")
-    two = Looking(chain([4], "two", [0.6]), lambda: 0.6, "two")
+    one = estimating(3, Mock(return_value=0.2), "one")
+    two = estimating(4, Mock(return_value=0.6), "two")
     mute = Fixed(chain([5], "mute", [0.9]), "mute")
     session = Fuse([one, two, mute]).open(REQUEST)
     choosy = Choosy(0.7)
@@ -249,7 +242,7 @@ def test_no_source_drafts_if_the_largest_expected_acceptance_is_too_low() -> Non
 
 def test_an_expected_acceptance_that_fails_counts_as_a_fault() -> None:
     broken = Mock(side_effect=ValueError("blind"))
-    session = Fuse([Looking(chain([3], "a", [0.2]), broken, "a")]).open(REQUEST)
+    session = Fuse([estimating(3, broken, "a")]).open(REQUEST)
     with pytest.warns(RuntimeWarning, match="switched off"):
         for _ in range(FAULTS_ALLOWED):
             session.propose(replace(PLACE, adviser=Choosy(0.5)), 8)

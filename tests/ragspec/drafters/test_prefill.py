@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -29,40 +28,31 @@ from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, loops, tiny
+from tests.support.fixed import FixedDrafter, FixedSession
 
 PROMPT = tiny.prompt(9, seed=3)
 BEST, HIDDEN = Needs(top_tokens=2, prompt_top_tokens=True), Needs(hidden_states=(LAST,))
 
 
-@dataclass
-class Asking(Drafter):
-    """Asks for what its fields say, drafts a token that is never right, and keeps what it hears."""
+class Recording(FixedDrafter):
+    """Declares needs, and records the prefill and the steps that its session observes."""
 
-    name: str
-    needs: Needs = field(default_factory=Needs)
-    heard: list[Step | Prefill] = field(default_factory=list)
+    def __init__(self, name: str, needs: Needs | None = None) -> None:
+        super().__init__([1], name, matched=1, needs=needs or Needs())
 
-    def open(self, request: DraftRequest) -> DraftSession:
-        return Hearing(self)
+    def open(self, request: DraftRequest) -> RecordingSession:
+        return RecordingSession(self)
 
     @property
     def prompts(self) -> list[Prefill]:
         return [message for message in self.heard if isinstance(message, Prefill)]
 
 
-class Hearing(DraftSession):
-    matched = 1
-
-    def __init__(self, drafter: Asking) -> None:
-        self.drafter = drafter
-
-    def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        return DraftTree.chain([context.tokens[-1]][:budget], self.drafter.name)
-
+class RecordingSession(FixedSession):
     def observe(self, step: Step) -> None:
-        if self.drafter.needs.hidden_states:  # lent for this call alone
+        if self.drafter.needs.hidden_states:  # valid only during this call
             assert step.hidden is not None and step.view is not None
-        self.drafter.heard.append(step)
+        super().observe(step)
 
     def observe_prefill(self, prefill: Prefill) -> None:
         self.drafter.heard.append(prefill)
@@ -102,24 +92,30 @@ def generate(drafter: Drafter) -> None:
     assert result.report.faults == {}
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_each_drafter_receives_the_prefill_data_that_it_needs(holder: str) -> None:
-    best, hidden = Asking("best", BEST), Asking("hidden", HIDDEN)
-    generate(HOLDERS[holder](best, hidden))
-    ((first, *steps), (second, *more)) = best.heard, hidden.heard
-    assert isinstance(first, Prefill) and isinstance(second, Prefill)
+def check_prefills(best: Recording, hidden: Recording, text: list[int], other: list[int]) -> None:
+    """Check that one drafter observed the best tokens of its prompt, the other hidden states."""
+    (first,), (second,) = best.prompts, hidden.prompts
+    assert (first.tokens.tolist(), second.tokens.tolist()) == (text, other)
     assert first.best is not None and first.hidden is None
     assert second.hidden is not None and second.best is None
-    assert first.tokens.tolist() == second.tokens.tolist() == PROMPT
-    assert first.best.host().shape == (len(PROMPT), 2)
-    assert second.hidden.of((LAST,)).shape[:2] == (1, len(PROMPT))
-    assert steps and more and all(isinstance(step, Step) for step in [*steps, *more])
+    assert first.best.host().shape == (len(text), 2)
+    assert second.hidden.of((LAST,)).shape[:2] == (1, len(other))
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_each_drafter_receives_the_prefill_data_that_it_needs(holder: str) -> None:
+    best, hidden = Recording("best", BEST), Recording("hidden", HIDDEN)
+    generate(HOLDERS[holder](best, hidden))
+    check_prefills(best, hidden, PROMPT, PROMPT)
+    for first, *steps in (best.heard, hidden.heard):
+        assert isinstance(first, Prefill)
+        assert steps and all(isinstance(step, Step) for step in steps)
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_drafters_without_prompt_needs_observe_no_prefill(holder: str) -> None:
-    greedy, quiet = Asking("greedy", Needs.union([BEST, HIDDEN])), Asking("quiet")
-    late = Asking("late", Needs(top_tokens=2))
+    greedy, quiet = Recording("greedy", Needs.union([BEST, HIDDEN])), Recording("quiet")
+    late = Recording("late", Needs(top_tokens=2))
     generate(HOLDERS[holder](greedy, Fuse([quiet, late])))
     (message,) = greedy.prompts
     assert message.best is not None and message.hidden is not None
@@ -130,7 +126,7 @@ def test_drafters_without_prompt_needs_observe_no_prefill(holder: str) -> None:
 @pytest.mark.parametrize("holder", [None, *HOLDERS])
 def test_sessions_without_observe_prefill_work_beside_others(holder: str | None) -> None:
     steps = StepsAlone()
-    learner = Asking("learner", Needs.union([BEST, HIDDEN]))
+    learner = Recording("learner", Needs.union([BEST, HIDDEN]))
     generate(steps if holder is None else HOLDERS[holder](learner, steps))
     assert steps.paths
 
@@ -145,17 +141,13 @@ def row_of(drafter: Drafter, prompt: list[int]) -> Sequence:
 
 
 def test_each_row_of_a_batch_observes_its_prefill_data() -> None:
-    best, hidden, steps = Asking("best", BEST), Asking("hidden", HIDDEN), StepsAlone()
+    best, hidden, steps = Recording("best", BEST), Recording("hidden", HIDDEN), StepsAlone()
     drafters: list[Drafter] = [best, hidden, steps]
     prompts = [PROMPT[:4], PROMPT[:6], PROMPT[:5]]
     rows = [row_of(each, text) for each, text in zip(drafters, prompts, strict=True)]
     with CausalTarget(tiny.model("llama", dtype=torch.float64)).open() as session:
         loops.decode(session, *rows)
-    (first,), (second,) = best.prompts, hidden.prompts
-    assert first.tokens.tolist() == prompts[0] and second.tokens.tolist() == prompts[1]
-    assert first.best is not None and first.hidden is None
-    assert second.hidden is not None and second.best is None
-    assert first.best.host().shape == (4, 2) and second.hidden.of((LAST,)).shape[:2] == (1, 6)
+    check_prefills(best, hidden, *prompts[:2])
     assert steps.paths
 
 

@@ -34,11 +34,9 @@ def test_accepts_no_less_than_chain_rejection() -> None:
 
 
 def test_published_shape_of_gain() -> None:
-    # Laws that do not depend on the context: two tokens, target (1/3, 2/3), draft (2/3, 1/3).
-    distributions = Distributions(2, 0)
-    for text in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]:
-        distributions.cache["target", text] = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
-        distributions.cache["draft", text] = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
+    contexts = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
+    distributions = Distributions(2, 0).fix("target", dict.fromkeys(contexts, (1 / 3, 2 / 3)))
+    distributions.fix("draft", dict.fromkeys(contexts, (2 / 3, 1 / 3)))
     single = distributions.mean_length(ChainRejection(), sampled(1, 1))
     assert single - 1 == pytest.approx(10 / 9, abs=EXACT)
     assert distributions.mean_length(Block(), sampled(1, 1)) - 1 == pytest.approx(11 / 9, abs=EXACT)
@@ -89,11 +87,9 @@ def test_division_factor_at_the_ends() -> None:
 
 
 def test_disjoint_distributions_leave_the_target_alone() -> None:
-    distributions = Distributions(4, 0)
-    distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
-    distributions.cache["draft", ()] = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
-    tree = sampled(3)
-    assert distributions.deviation(KSeq(), tree, length=1) <= EXACT
+    distributions = Distributions(4, 0).fix("target", {(): (0.5, 0.5, 0, 0)})
+    distributions.fix("draft", {(): (0, 0, 0.5, 0.5)})
+    assert distributions.deviation(KSeq(), sampled(3), length=1) <= EXACT
 
 
 def test_three_candidates_beat_recursive_rejection() -> None:
@@ -113,28 +109,24 @@ def test_threshold_is_the_smaller_of_the_two() -> None:
 
 
 def test_keeps_the_longest_then_the_likeliest_path() -> None:
-    distributions = Distributions(3, 0)
-    distributions.cache["target", ()] = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    distributions.cache["target", (1,)] = torch.tensor([0.45, 0.55, 0.0], dtype=torch.float64)
+    table = {(): (0.5, 0.3, 0.2), (1,): (0.45, 0.55, 0.0)}
+    distributions = Distributions(3, 0).fix("target", table)
     tree = DraftTree.build([0, 1, 0, 1, 2], [-1, -1, 1, 1, 1], "retrieved")
     assert distributions.judge(Typical(), tree, NoiseStream(0)).path == (1, 3)
 
 
 def test_improbable_tokens_are_left_out() -> None:
-    distributions = Distributions(3, 0)
-    distributions.cache["target", ()] = torch.tensor([0.95, 0.05, 0.0], dtype=torch.float64)
+    distributions = Distributions(3, 0).fix("target", {(): (0.95, 0.05, 0.0)})
     for token, path in [(0, (0,)), (1, ()), (2, ())]:
         tree = DraftTree.chain([token], "retrieved")
         assert distributions.judge(Typical(), tree, NoiseStream(0)).path == path
 
 
 def test_nothing_follows_the_end_of_a_text() -> None:
-    distributions = Distributions(3, 0, end=1)
-    distributions.cache["target", ()] = torch.tensor([0.4, 0.6, 0.0], dtype=torch.float64)
+    distributions = Distributions(3, 0, end=1).fix("target", {(): (0.4, 0.6, 0.0)})
     tree = DraftTree.chain([1, 1], "retrieved")
     verdict = distributions.judge(Typical(), tree, NoiseStream(0))
-    assert verdict.path == (0,)
-    assert verdict.token is None
+    assert (verdict.path, verdict.token) == ((0,), None)
 
 
 def test_greedy_target_gives_the_walk() -> None:
@@ -144,8 +136,7 @@ def test_greedy_target_gives_the_walk() -> None:
         typical, walk = (
             distributions.judge(rule, tree, NoiseStream(seed)) for rule in (Typical(), Walk())
         )
-        assert len(typical.path) == len(walk.path)
-        assert typical.token == walk.token
+        assert (len(typical.path), typical.token) == (len(walk.path), walk.token)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -176,8 +167,7 @@ def test_typical_has_the_distribution_of_its_definition(seed: int) -> None:
 
 def test_label_says_that_the_distribution_changes() -> None:
     assert Typical().label == "approximate"
-    tree = sampled(1)
-    assert Distributions(3, 1).deviation(Typical(), tree, length=2) > 0.02
+    assert Distributions(3, 1).deviation(Typical(), sampled(1), length=2) > 0.02
 
 
 @pytest.mark.parametrize("settings", [{"epsilon": 0.0}, {"delta": 1.5}, {"delta": -0.1}])

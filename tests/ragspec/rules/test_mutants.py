@@ -154,9 +154,8 @@ def target_choice(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> 
 
 
 def test_draft_and_residual_must_not_share_a_stream() -> None:
-    distributions = Distributions(3, 2)
-    distributions.cache["target", ()] = torch.tensor([0.0, 0.75, 0.25], dtype=torch.float64)
-    distributions.cache["draft", ()] = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    distributions = Distributions(3, 2).fix("target", {(): (0, 0.75, 0.25)})
+    distributions.fix("draft", {(): (0.5, 0.5, 0)})
     tree = partial(grow, widths=(1,), draw=target_choice)
     sharing = broken(rejection, "NoiseUse.RESIDUAL", "NoiseUse.TARGET").ChainRejection()
     result, bound = distributions.sampled_deviation(ChainRejection(), tree, length=1, samples=3000)

@@ -225,7 +225,7 @@ def test_errors_name_the_remedy() -> None:
     for tree, message in cases:
         with pytest.raises(RuleError, match=message) as caught:
             judge(ChainRejection(), tree)
-        assert "rule='walk'" in str(caught.value) or "'walk'" in str(caught.value)
+        assert "'walk'" in str(caught.value)
 
 
 def test_a_token_that_q_excludes_is_refused() -> None:
@@ -238,8 +238,7 @@ def test_twins_without_replacement_are_refused() -> None:
     q = torch.full((3, 4), 0.25, dtype=torch.float64)
     kind = DraftKind.SAMPLED_WITHOUT_REPLACEMENT
     tree = DraftTree.build([3, 3], [-1, -1], "sampled", kind=kind, q=q)
-    distributions = Distributions(4, 0)
-    distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
+    distributions = Distributions(4, 0).fix("target", {(): (0.5, 0.5, 0, 0)})
     with pytest.raises(RuleError, match="distinct siblings"):
         distributions.judge(WithoutReplacement(), tree, NoiseStream(0))
 
@@ -248,9 +247,6 @@ def test_twins_without_replacement_are_refused() -> None:
 def test_children_of_twins_are_tried_together(rule: Rule) -> None:
     q = torch.full((5, 4), 0.25, dtype=torch.float64)
     tree = DraftTree.build([1, 1, 2, 3], [-1, -1, 0, 1], "sampled", kind=DraftKind.SAMPLED, q=q)
-    distributions = Distributions(4, 0)
-    for text, token in [((), 1), ((1,), 3), ((1, 3), 0)]:
-        distributions.cache["target", text] = torch.eye(4, dtype=torch.float64)[token]
-    verdict = distributions.judge(rule, tree, NoiseStream(0))
-    assert verdict.path == (1, 3)
-    assert verdict.token == 0
+    table = {(): (0, 1, 0, 0), (1,): (0, 0, 0, 1), (1, 3): (1, 0, 0, 0)}
+    verdict = Distributions(4, 0).fix("target", table).judge(rule, tree, NoiseStream(0))
+    assert (verdict.path, verdict.token) == ((1, 3), 0)

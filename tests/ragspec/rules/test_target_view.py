@@ -1,5 +1,6 @@
 """The target view of a rule: tokens, distributions and ends of nodes, singly or all at once."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
@@ -144,13 +145,6 @@ SAMPLES = 4000
 BOUND = 4 * sqrt(0.25 / SAMPLES)  # four standard errors
 
 
-class EvenDistributions(Distributions):
-    """Uniform distributions after every text."""
-
-    def target(self, context: tuple[int, ...]) -> torch.Tensor:
-        return torch.full((self.vocab,), 1 / self.vocab, dtype=torch.float64)
-
-
 @dataclass
 class PerPath:
     """A rule of published code: every path samples separately, the longest agreement wins."""
@@ -178,8 +172,10 @@ class PerPath:
 
 
 def run(rule: Rule, tree: DraftTree) -> float:
-    """Return how often the text begins with token 0."""
-    distributions, count = EvenDistributions(2, 0), 0
+    """Return how often the text begins with token 0, of two equally likely tokens."""
+    contexts = [text for length in range(4) for text in itertools.product((0, 1), repeat=length)]
+    distributions = Distributions(2, 0).fix("target", dict.fromkeys(contexts, (0.5, 0.5)))
+    count = 0
     for seed in range(SAMPLES):
         verdict = distributions.judge(rule, tree, NoiseStream(seed))
         first = int(tree.tokens[verdict.path[0]]) if verdict.path else verdict.token

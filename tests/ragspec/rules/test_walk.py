@@ -55,8 +55,7 @@ def test_walk_accepts_the_whole_true_chain() -> None:
     truth = plain(distributions, noise, 4)
     tree = DraftTree.chain(truth[:3], "truth")
     verdict = distributions.judge(Walk(), tree, noise)
-    assert verdict.path == (0, 1, 2)
-    assert verdict.token == truth[3]
+    assert (verdict.path, verdict.token) == ((0, 1, 2), truth[3])
 
 
 @pytest.mark.parametrize("zeros", [False, True])

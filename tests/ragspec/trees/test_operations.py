@@ -146,11 +146,8 @@ def test_keep_best_keeps_the_tree_of_largest_accept_prob_sum(tree: DraftTree, bu
     check(accepted, VOCAB)
     assert len(accepted) == min(budget, len(tree))
     assert accepted.origin[:, 1].tolist() == sorted(keep_order(tree)[:budget])
-    whole = spelled(tree)
-    assert all(
-        tree.accept_prob[whole[path]] == accepted.accept_prob[i]
-        for path, i in spelled(accepted).items()
-    )
+    whole, part = spelled(tree), spelled(accepted)
+    assert all(tree.accept_prob[whole[path]] == accepted.accept_prob[part[path]] for path in part)
     best = np.sort(tree.accept_prob)[::-1][:budget].sum()
     assert accepted.accept_prob.sum() == pytest.approx(best)
 
@@ -206,9 +203,8 @@ def test_select_refuses_to_lose_or_move_an_earlier_draw(kind: DraftKind) -> None
 
 @given(trees(most=16), st.integers(0, 6))
 def test_limit_depth_drops_deeper_nodes_alone(tree: DraftTree, deepest: int) -> None:
-    limited = limit_depth(tree, deepest)
     expected = {path for path in spelled(tree) if len(path) <= deepest}
-    assert set(spelled(limited)) == expected
+    assert set(spelled(limit_depth(tree, deepest))) == expected
 
 
 def test_select_keeps_the_rows_of_q_and_refuses_a_lost_parent() -> None:

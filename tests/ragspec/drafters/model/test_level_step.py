@@ -59,6 +59,17 @@ def emitted(tree: DraftTree, rng: np.random.Generator, size: int) -> list[int]:
     return [*results, int(rng.integers(0, size))]
 
 
+def drafted_alike(
+    one: ModelSession, other: ModelSession, context: DraftContext, budget: int = 11
+) -> DraftTree:
+    """Return the draft of one session; check that the other proposes the same."""
+    expected, result = one.propose(context, budget), other.propose(context, budget)
+    assert result.tokens.tolist() == expected.tokens.tolist()
+    assert result.parents.tolist() == expected.parents.tolist()
+    np.testing.assert_allclose(result.accept_prob, expected.accept_prob, rtol=1e-9)
+    return expected
+
+
 def walked(
     one: ModelSession, other: ModelSession, size: int, steps: int = STEPS, *, cut: bool = True
 ) -> int:
@@ -72,10 +83,7 @@ def walked(
             tokens += rng.integers(0, size, 3).tolist()  # the target decoded without drafts
         budget = 5 if cut and number % 7 == 6 else 11
         context = DraftContext(list(tokens), 5, 2 + number % 6 if cut and number % 5 == 4 else 40)
-        expected, result = one.propose(context, budget), other.propose(context, budget)
-        assert result.tokens.tolist() == expected.tokens.tolist()
-        assert result.parents.tolist() == expected.parents.tolist()
-        np.testing.assert_allclose(result.accept_prob, expected.accept_prob, rtol=1e-9)
+        expected = drafted_alike(one, other, context, budget)
         for (node, best, chances), (place, least, claims) in zip(
             one.distributions(), other.distributions(), strict=True
         ):
@@ -85,7 +93,7 @@ def walked(
         for session in (one, other):
             session.observe(Step(tree=expected, path=(), tokens=tuple(new)))
         tokens += new
-        nodes += len(result)
+        nodes += len(expected)
     return nodes
 
 
@@ -170,10 +178,7 @@ def test_drafts_after_many_undrafted_tokens_equal_usual_ones(shape: TreeShape | 
     tokens = [1, 2, 3, 4, 5]
     for ahead in (1, 63, 64, 90):  # the last is more than a step takes
         tokens += rng.integers(0, 90, ahead).tolist()
-        context = DraftContext(list(tokens), 5, 20)
-        expected, result = one.propose(context, 11), other.propose(context, 11)
-        assert result.tokens.tolist() == expected.tokens.tolist()
-        np.testing.assert_allclose(result.accept_prob, expected.accept_prob, rtol=1e-9)
+        drafted_alike(one, other, DraftContext(list(tokens), 5, 20))
     assert other.cache.model.static == "eager"
 
 
@@ -184,10 +189,7 @@ def test_drafts_at_the_end_of_the_context_equal_usual_ones() -> None:
     tokens = [1, 2, 3, 4, 5]
     for _ in range(18):
         tokens.append(len(tokens) + 1)
-        context = DraftContext(list(tokens), 5, 40)
-        expected, result = one.propose(context, 11), other.propose(context, 11)
-        assert result.tokens.tolist() == expected.tokens.tolist()
-        assert result.parents.tolist() == expected.parents.tolist()
+        drafted_alike(one, other, DraftContext(list(tokens), 5, 40))
 
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]

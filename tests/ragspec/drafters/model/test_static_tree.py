@@ -91,8 +91,7 @@ def test_a_shape_may_be_any_tree() -> None:
 
 def test_shapes_by_rank_take_the_likeliest_places() -> None:
     shape = TreeShape.by_rank((2, 3, 1))
-    assert shape.parents == (-1, -1, 0, 0, 1, 2)
-    assert shape.ranks == (0, 1, 0, 1, 0, 0)
+    assert shape == TreeShape((-1, -1, 0, 0, 1, 2), (0, 1, 0, 1, 0, 0))
     assert shape.width == 2
     assert len(TreeShape.by_rank().parents) == sum(LEVELS)
     assert TreeShape.by_rank((1, 1, 1)).parents == (-1, 0, 1)
@@ -234,11 +233,9 @@ def test_many_nodes_outgrow_the_first_mask() -> None:
     text, cache = tiny.prompt(8), opened()
     with lease(model()):
         cache.read(text)
-        path: list[int] = []
         for slot in range(70):
             logits = cache.extend([slot, slot + 1], [2 * slot - 2 if slot else ROOT] * 2)
-            path.append(slot)
-        check_rows(logits[:1], "llama", text, [*path])
+        check_rows(logits[:1], "llama", text, range(70))
 
 
 @pytest.mark.parametrize("size", [tiny.VOCAB - 7, tiny.VOCAB + 9])
