@@ -4,8 +4,6 @@ Each name stands for one drafter, or for several that the engine fuses. The file
 declares its sources and needs (see `drafters.method`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def compose(
-    drafter: str | Sequence[str] | None, sources: Sources, target: CausalTarget | None = None
+    drafter: str | Sequence[str] | None, sources: Sources, target: "CausalTarget | None" = None
 ) -> list[Drafter]:
     """Return drafters over the sources that they use, for an engine to fuse.
 
@@ -55,8 +53,8 @@ def open_sources(
     corpus: Path | None,
     history: Path | None = None,
     *,
-    tokenizer: Tokenizer | None = None,
-    model: PreTrainedModel | None = None,
+    tokenizer: "Tokenizer | None" = None,
+    model: "PreTrainedModel | None" = None,
     scope: str = GLOBAL,
 ) -> Sources:
     """Open stores that fit a tokenizer and a model; raise an error for others, or a lone scope."""

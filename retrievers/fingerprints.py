@@ -6,8 +6,6 @@ tokenizer. Drafters over such stores have `fits(model, tokenizer)`, which is cal
 request (`Drafter.fits`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -21,7 +19,7 @@ from ragspec.types import Tokenizer
 SAMPLED = 64
 
 
-def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
+def tokenizer_fingerprint(tokenizer: "Tokenizer") -> str:
     """Return the SHA-256 of the part of a tokenizer that turns text into ids and back.
 
     Chat templates, padding and truncation do not count.
@@ -68,7 +66,7 @@ def same_print(one: str | None, other: str | None) -> bool:
     return not {*one.split("+")}.isdisjoint(other.split("+"))
 
 
-def prints_of(model: object, tokenizer: Tokenizer | None) -> dict[str, str]:
+def prints_of(model: object, tokenizer: "Tokenizer | None") -> dict[str, str]:
     """Return the fingerprints of a model, or of an engine's, and of a tokenizer, without None."""
     prints = {}
     if isinstance(model, str):

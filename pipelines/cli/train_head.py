@@ -1,7 +1,5 @@
 """`ragspec train-head`: a draft head that drafts for one model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -85,7 +83,7 @@ class HeadOptions:
         """Whether the head learns from pictures, not from texts."""
         return self.data.suffix == ".npz"
 
-    def training(self) -> HeadTraining:
+    def training(self) -> "HeadTraining":
         """Return the settings of the training."""
         from ragspec.training.trainer import HeadTraining
 
@@ -121,7 +119,7 @@ def train_head(options: HeadOptions) -> None:
 
 
 def train_from_files(
-    options: HeadOptions, terminal: Terminal, settings: HeadTraining | None = None
+    options: HeadOptions, terminal: Terminal, settings: "HeadTraining | None" = None
 ) -> dict[str, Any]:
     """Load a model and texts or pictures, train a head, and return the figures."""
     pictures = read_codes(options.data) if options.pictures else ()
@@ -159,7 +157,7 @@ def train_from_files(
         )
 
 
-def _line(step: TrainingProgress) -> str:
+def _line(step: "TrainingProgress") -> str:
     """Return one line about a step, with the estimated minutes to the end."""
     left = step.seconds * (1.0 - step.part) / step.part / 60
     ahead = f", about {left:.0f} min left" if step.step and left >= 1 else ""

@@ -1,7 +1,5 @@
 """The state of a server: one engine, documents, stores and image models."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading
@@ -56,12 +54,12 @@ class Serving:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "Engine",
         name: str,
         *,
         default: tuple[Names, str | int] = ("auto", "auto"),
         documents: DocQA | None = None,
-        images: Mapping[str, ImagePipeline] | None = None,
+        images: "Mapping[str, ImagePipeline] | None" = None,
         settings: ServerSettings | None = None,
     ) -> None:
         if engine.tokenizer is None:
@@ -100,7 +98,7 @@ class Serving:
         drafter: Names = None,
         budget: str | int | None = None,
         store: str | bool | None = True,
-    ) -> Engine:
+    ) -> "Engine":
         """Return the engine that serves a request.
 
         Args:
@@ -119,7 +117,7 @@ class Serving:
 
     def _create(
         self, tenant: str, names: Sequence[str], budget: str | int, stores: tuple[str, ...]
-    ) -> Engine:
+    ) -> "Engine":
         if not names:
             return self.engine.with_drafter(None, budget)
         methods = {name for name, method in listed().items() if not method.needs}
@@ -148,7 +146,7 @@ class Serving:
         self.scheduler.expect_room(texts)
 
     def submit(
-        self, body: TextRequest, requests: Sequence[EngineRequest], tenant: str
+        self, body: "TextRequest", requests: Sequence[EngineRequest], tenant: str
     ) -> RunningTexts:
         """Submit all texts of a request, or raise QueueFullError; some have none."""
         samples = range(body.n or 1)

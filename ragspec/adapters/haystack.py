@@ -6,8 +6,6 @@
 Written against haystack-ai 3, whose asynchronous pipelines run this component in threads.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 
@@ -66,7 +64,7 @@ class RagspecChatGenerator:
         return dict(default_to_dict(self, **self.settings, **settings))
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> RagspecChatGenerator:
+    def from_dict(cls, data: dict[str, Any]) -> "RagspecChatGenerator":
         """Return the component that `to_dict` wrote."""
         settings = dict(data.get("init_parameters", {}))
         callback = settings.pop("streaming_callback", None)

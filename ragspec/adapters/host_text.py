@@ -4,8 +4,6 @@ The host owns the model and the decoding loop. It passes the tokens of a text an
 The top logits, hidden states and random noise of its target are not available.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -104,7 +102,7 @@ class HostInterface:
 
 
 def host_drafter(
-    options: HostOptions, tokenizer: Tokenizer | None = None, vocab_size: int = 2
+    options: HostOptions, tokenizer: "Tokenizer | None" = None, vocab_size: int = 2
 ) -> Drafter:
     """Return the drafter of the options, which shields the host from errors of drafting.
 

@@ -1,7 +1,5 @@
 """Ray: answers to the questions of a Ray Data dataset."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -60,7 +58,7 @@ class AnswerBatch:
 
 
 def answer_questions(
-    dataset: ray.data.Dataset,
+    dataset: "ray.data.Dataset",
     documents: Paths | Callable[[], DocQA],
     *,
     actors: int = 2,
@@ -70,7 +68,7 @@ def answer_questions(
     sampling: Sampling | None = None,
     ray_options: Mapping[str, object] | None = None,
     **options: Any,
-) -> ray.data.Dataset:
+) -> "ray.data.Dataset":
     """Return the dataset with one answer to each question, even if actors are lost.
 
     New columns: answer, evidence, short_answer, refused, label, citations (JSON).

@@ -10,8 +10,6 @@ Custom proposers are experimental in vLLM. So the constructor reads the argument
 vLLM's source, and refuses a version that passes others.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap
@@ -50,7 +48,7 @@ class Proposer:
         StoreError: A store is missing, damaged, or of another tokenizer.
     """
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
+    def __init__(self, vllm_config: "VllmConfig") -> None:
         check_host()
         model = vllm_config.model_config
         additional = vllm_config.additional_config
@@ -108,7 +106,7 @@ def check_host() -> None:
             raise VLLM.differs(f"calls propose({', '.join(arguments)})", expected)
 
 
-def _calls(runner: type[GPUModelRunner]) -> Iterator[list[str]]:
+def _calls(runner: "type[GPUModelRunner]") -> Iterator[list[str]]:
     """Yield the arguments of each call of `propose` for our method, those by position first."""
     try:
         source = textwrap.dedent(inspect.getsource(runner.propose_draft_token_ids))
@@ -159,7 +157,7 @@ class KnownTexts:
         return [text for _, text in live]
 
 
-def _tokenizer(model: ModelConfig) -> Tokenizer:
+def _tokenizer(model: "ModelConfig") -> Tokenizer:
     """Return the host's tokenizer, which the stores must fit."""
     from transformers import AutoTokenizer
 

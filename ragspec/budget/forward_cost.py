@@ -5,8 +5,6 @@ together. A short probe gives the first curve, and every forward corrects it. Sm
 (arXiv 2406.14066), Sequoia a table (2402.12374).
 """
 
-from __future__ import annotations
-
 import math
 import time
 from bisect import bisect_left
@@ -82,7 +80,7 @@ class ForwardCost:
     @classmethod
     def probe(
         cls, run: Timer, limit: int | None = None, widths: Sequence[int] = (), rounds: int = ROUNDS
-    ) -> ForwardCost:
+    ) -> "ForwardCost":
         """Return the cost by a few timed forwards; of a slow model those of the first two sizes.
 
         Args:

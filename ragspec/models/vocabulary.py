@@ -1,7 +1,5 @@
 """Whether a draft model has the target's vocabulary, by their tokenizers or before torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +28,8 @@ def check_saved_draft(name: str | Path, target: str | Path) -> None:
 
 
 def check_vocabulary(
-    tokenizer: Tokenizer | Backend | None,
-    other: Tokenizer | Backend | None,
+    tokenizer: "Tokenizer | Backend | None",
+    other: "Tokenizer | Backend | None",
     target_size: int,
     draft_size: int,
 ) -> None:
@@ -70,10 +68,10 @@ def check_vocabulary(
         )
 
 
-def _tokens_by_id(tokenizer: Tokenizer | Backend) -> dict[int, str]:
+def _tokens_by_id(tokenizer: "Tokenizer | Backend") -> dict[int, str]:
     return {int(number): str(token) for token, number in tokenizer.get_vocab().items()}
 
 
-def _special_ids(tokenizer: Tokenizer | Backend) -> set[int]:
+def _special_ids(tokenizer: "Tokenizer | Backend") -> set[int]:
     read = getattr(tokenizer, "get_added_tokens_decoder", None)  # of a file
     return set(getattr(tokenizer, "added_tokens_decoder", {}) if read is None else read())

@@ -1,7 +1,5 @@
 """The protocol of an acceptance rule, its view of the target, and the records of a step."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -27,7 +25,7 @@ class TargetView(Protocol):
     `node` is a draft node, or -1 for the root; each method is about the token that follows it.
     """
 
-    noise: NoiseStream
+    noise: "NoiseStream"
 
     def index(self, node: int) -> int:
         """Return the generated index of the token that follows the node."""
@@ -35,7 +33,7 @@ class TargetView(Protocol):
     def token(self, node: int) -> int:
         """Return the target's own token after the node, argmax(log p + g)."""
 
-    def probabilities(self, node: int) -> Tensor:
+    def probabilities(self, node: int) -> "Tensor":
         """Return the distribution after the node, all processors applied: f64 [V], on the CPU."""
 
     def ends(self, node: int) -> bool:
@@ -63,12 +61,12 @@ class Rule(ABC):
         """`exact` if each seed gives the output of plain decoding, `exact-for(distribution)` if
         only the distribution of the output is the same, else `approximate`."""
 
-    def open(self) -> Rule:
+    def open(self) -> "Rule":
         """Return the rule for one row: itself, unless it keeps state."""
         return self
 
     @abstractmethod
-    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+    def judge(self, tree: DraftTree, target: TargetView) -> "Verdict":
         """Return the accepted path and the token that follows it."""
 
 
@@ -107,9 +105,9 @@ class Step:
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     milliseconds: dict[str, float] = field(default_factory=dict)
-    best: TopTokens | None = None
+    best: "TopTokens | None" = None
     hidden: HiddenStates | None = None
-    view: RowView | None = None
+    view: "RowView | None" = None
     excess: tuple[float, ...] = ()
     nll_gap: tuple[float, ...] = ()
 

@@ -19,8 +19,6 @@ token. Pruning or sorting by q biases the text, and no rule can detect it. See
 The random numbers of a step are keyed by the indices that it emits, so no two steps share any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -6,8 +6,6 @@ never depends on the draft: it is exact for every tree, however it was built, pr
 coupling is that of Daliri, Musco and Suresh (arXiv 2408.07978).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ragspec.rules.base import Rule, TargetView, Verdict

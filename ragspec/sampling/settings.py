@@ -1,7 +1,5 @@
 """Sampling settings: one frozen object with GenerationConfig's field names."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -135,7 +133,7 @@ class Sampling:
         return seed
 
     @classmethod
-    def from_generation_config(cls, config: GenerationConfig, **overrides: Any) -> Sampling:
+    def from_generation_config(cls, config: "GenerationConfig", **overrides: Any) -> "Sampling":
         """Return the settings of a transformers GenerationConfig.
 
         The engine applies the rest of the config, such as suppress_tokens, min_length, stop_strings
@@ -155,7 +153,7 @@ class Sampling:
         values["n"] = getattr(config, "num_return_sequences", 1) or 1
         return cls(**values | {"defaults": config} | overrides)
 
-    def with_defaults(self, config: GenerationConfig | None) -> Sampling:
+    def with_defaults(self, config: "GenerationConfig | None") -> "Sampling":
         """Return the settings with open ones (None) filled in from a model's config, if any.
 
         Raises:

@@ -1,7 +1,5 @@
 """The ends of a text: end tokens, stop strings, lengths, criteria, repetition."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,7 +53,7 @@ class StopState:
     def __init__(
         self,
         rule: StopRule,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: "Tokenizer | None" = None,
         prompt: Sequence[int] = (),
         resume_from: Sequence[int] = (),
     ) -> None:

@@ -8,8 +8,6 @@ Node i has the token `tokens[i]` and the parent `parents[i] < i`; the parent -1 
 `operations` derives depths, ancestors and paths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -67,13 +65,13 @@ class DraftTree:
     origin: Ints
     sources: tuple[str, ...]
     kind: DraftKind = DraftKind.DETERMINISTIC
-    q: Tensor | None = None
+    q: "Tensor | None" = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def empty(cls, kind: DraftKind = DraftKind.DETERMINISTIC) -> DraftTree:
+    def empty(cls, kind: DraftKind = DraftKind.DETERMINISTIC) -> "DraftTree":
         """Return the tree without nodes; a step that verifies it is plain decoding."""
         return _empty(kind)
 
@@ -87,8 +85,8 @@ class DraftTree:
         accept_prob: Sequence[float] | NDArray[np.float32] | None = None,
         origin: Sequence[tuple[int, int]] | Ints | None = None,
         kind: DraftKind = DraftKind.DETERMINISTIC,
-        q: Tensor | None = None,
-    ) -> DraftTree:
+        q: "Tensor | None" = None,
+    ) -> "DraftTree":
         """Return a tree of one source; `accept_prob` defaults to 1, `origin` to none."""
         n = len(tokens)
         if not n and q is None:
@@ -109,7 +107,7 @@ class DraftTree:
         )
 
     @classmethod
-    def chain(cls, tokens: Sequence[int] | Ints, source: str, **columns: Any) -> DraftTree:
+    def chain(cls, tokens: Sequence[int] | Ints, source: str, **columns: Any) -> "DraftTree":
         """Return the tree in which every node continues the one before; `columns` as in `build`."""
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
         return cls.build(tokens, parents, source, **columns)

@@ -3,8 +3,6 @@
 It handles a transformers causal model and token ids. Text, sampling and drafters are not its part.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -57,7 +55,7 @@ class CausalTarget(TargetModel):
     detour: str = ""  # why forwards do not run on ONNX Runtime
 
     @property
-    def generation_config(self) -> GenerationConfig | None:
+    def generation_config(self) -> "GenerationConfig | None":
         """The model's generation config, None if it has none."""
         return getattr(self.loaded, "generation_config", None)
 

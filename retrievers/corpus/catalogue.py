@@ -5,8 +5,6 @@ folder with a scope and a source. A view is opened once and never changes. The n
 segments that both have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -171,7 +169,7 @@ def _identity(store: OpenStore, record: SegmentRecord) -> _Identity:
 
 def tokenized(
     texts: Texts,
-    tokenizer: Tokenizer | None,
+    tokenizer: "Tokenizer | None",
     progress: ProgressCallback = lambda documents, tokens: None,
 ) -> Iterator[TokenRow]:
     """Yield the token ids of every document [T]; token ids pass unchanged.
@@ -210,7 +208,7 @@ def chunks(documents: Iterator[TokenRow], most: int) -> Iterator[Iterator[TokenR
 
 
 def _rows(
-    batch: list[str | Sequence[int] | TokenRow], tokenizer: Tokenizer | None
+    batch: list[str | Sequence[int] | TokenRow], tokenizer: "Tokenizer | None"
 ) -> Iterator[TokenRow]:
     texts = [
         mark_special_tokens(well_formed(item), tokenizer) for item in batch if isinstance(item, str)

@@ -4,8 +4,6 @@ lxml parses; the writer here keeps what changes a meaning: `10<sup>6</sup>` is "
 "a/b", a table has a line for each row and a tab for each column, and `pre` stands as it is.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -125,7 +123,7 @@ def read_html(source: str) -> Extract:
     return read_tree(root, title)
 
 
-def read_tree(root: _Element, title: str = "") -> Extract:
+def read_tree(root: "_Element", title: str = "") -> Extract:
     """Return the text of a tree of HTML elements, which is changed."""
     from lxml import etree
 
@@ -175,7 +173,7 @@ def read_epub(path: Path, data: bytes) -> Extract:
     return replace(book, title=title or first, notes=(*book.notes, *notes))
 
 
-def align(root: _Element) -> None:
+def align(root: "_Element") -> None:
     """Add empty cells beside and below those that span several, so that columns stay in line."""
     left = MAX_STEPS
     for cell in root.xpath("//*[self::td or self::th][@colspan or @rowspan]"):
@@ -190,7 +188,7 @@ def align(root: _Element) -> None:
             row, rows, is_first = row.getnext(), rows - 1, 0
 
 
-def number(root: _Element) -> None:
+def number(root: "_Element") -> None:
     """Write the numbers of ordered lists before their items."""
     for each in root.iter("ol"):
         items, step = each.findall("li"), -1 if "reversed" in each.attrib else 1
@@ -212,7 +210,7 @@ def _whole(value: str | None, default: int) -> int:
     return int(value) if value and re.fullmatch(r"-?\d{1,6}", value) else default
 
 
-def flatten(root: _Element) -> None:
+def flatten(root: "_Element") -> None:
     """Replace formulas and preformatted parts of a tree by their text, the innermost first."""
     for element in root.iter("br"):
         element.text = "\n"
@@ -246,7 +244,7 @@ class TextWriter:
         self._cells = 0
         self._gap = ""
 
-    def open(self, element: _Element) -> None:
+    def open(self, element: "_Element") -> None:
         """Begin an element and write its text."""
         tag = element.tag
         if tag in CELLS:
@@ -261,7 +259,7 @@ class TextWriter:
         elif tag not in ("pre", "br"):
             self._write(element.text)
 
-    def close(self, element: _Element) -> None:
+    def close(self, element: "_Element") -> None:
         """End an element and write the text behind it."""
         tag = element.tag
         if tag in HEADINGS and self._heading is not None:

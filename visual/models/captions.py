@@ -5,8 +5,6 @@ one row per token, padded with zeros. It is small, and no network has to run. Mo
 another text encoder's features need that encoder: LlamaGen's read those of Flan-T5.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,12 +37,12 @@ class CaptionEncoder:
         length: L, in tokens. Longer texts are truncated with a warning.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: "Tokenizer"
     vectors: Tensor
     length: int
 
     @classmethod
-    def from_pretrained(cls, folder: Path, length: int) -> CaptionEncoder:
+    def from_pretrained(cls, folder: Path, length: int) -> "CaptionEncoder":
         """Load the folder of the bundled embedder (tokenizer.json and model.safetensors)."""
         from safetensors.torch import load_file
         from tokenizers import Tokenizer
@@ -80,14 +78,14 @@ class TextEncoder:
         length: Maximum tokens per text. Longer texts are truncated with a warning.
     """
 
-    tokenizer: PreTrainedTokenizerBase
-    model: PreTrainedModel
+    tokenizer: "PreTrainedTokenizerBase"
+    model: "PreTrainedModel"
     length: int
 
     @classmethod
     def from_pretrained(
         cls, name: str | Path, length: int, device: torch.device, dtype: torch.dtype
-    ) -> TextEncoder:
+    ) -> "TextEncoder":
         """Load an encoder from a folder or by model id; raise ModelError if it does not load."""
         from transformers import AutoModelForTextEncoding, AutoTokenizer
 

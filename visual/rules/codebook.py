@@ -5,8 +5,6 @@ rows have other neighbours. Distances are computed once, in blocks, in float64; 
 int32 rows. On normalised rows the order by L2 distance is the order by cosine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -54,7 +52,7 @@ class CodeNeighbours:
     @classmethod
     def build(
         cls, codebook: Book, k: int, normalised: bool = True, marks: int = 0
-    ) -> CodeNeighbours:
+    ) -> "CodeNeighbours":
         """Return the k nearest codes of each row of a code-book [V, d] (tensor or array).
 
         Of codes at the same distance the lower id comes first.
@@ -116,7 +114,7 @@ class CodePartition:
     @classmethod
     def build(
         cls, codebook: Book, clusters: int, seed: int = 0, normalised: bool = True, marks: int = 0
-    ) -> CodePartition:
+    ) -> "CodePartition":
         """Return the partition of a code-book [V, d] by k-means on its rows.
 
         Args:

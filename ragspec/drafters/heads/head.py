@@ -6,8 +6,6 @@ the next state. One module covers the forms of EAGLE (arXiv 2401.15077), EAGLE-2
 differ in `HeadConfig` alone. Embedding and output head are the target's unless a file has others.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -204,7 +202,7 @@ class RecurrentHead(DraftHead):
         states: Tensor,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-        keys: Cache | None = None,
+        keys: "Cache | None" = None,
     ) -> HeadStates:
         """Return the head's output after n tokens.
 
@@ -245,7 +243,7 @@ class RecurrentHead(DraftHead):
         return HeadStates(output.read[:, -self.config.slots :], output.fed)
 
 
-def decoder_of(config: HeadConfig) -> PreTrainedModel:
+def decoder_of(config: HeadConfig) -> "PreTrainedModel":
     """Return a model of transformers with a head's layers, whose weights are not set."""
     from transformers import AutoConfig, AutoModel
 
@@ -273,7 +271,7 @@ def default_taps(target: CausalTarget | None) -> tuple[int, ...]:
     return usual_taps(int(text_of(target).num_hidden_layers))
 
 
-def text_of(target: CausalTarget | None) -> PreTrainedConfig:
+def text_of(target: CausalTarget | None) -> "PreTrainedConfig":
     """Return the configuration of a target's layers.
 
     Raises:

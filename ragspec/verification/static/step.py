@@ -11,8 +11,6 @@ The slots of accepted queries move to the front, in order; those of other querie
 The same function runs eagerly, compiled, or captured in a CUDA graph and replayed: `FixedStep`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
