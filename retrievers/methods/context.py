@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Ratio
 from ragspec.drafters.method import Method
 from ragspec.needs import Needs
 from ragspec.retrievers.indexes.context_index import ContextIndex, QuotationStarts
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
 from ragspec.rules.base import Step
-from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import NO_ORIGIN, ROOT, DraftTree
 
 # Probability that the target follows the text, by match length (0, 1, 2, ...; the last for all

@@ -12,12 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Ratio
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import Step
-from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_best
 

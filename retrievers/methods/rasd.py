@@ -18,14 +18,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Ratio
 from ragspec.drafters.fuse import Fuse, FuseSession, Source
 from ragspec.drafters.method import Method, Sources
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.rules.base import Step
-from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import select
 

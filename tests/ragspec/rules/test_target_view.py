@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, DraftRequest, Ratio
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.rules.ratio import Ratio
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
