@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ PILCROW = re.compile(r"[ \t]*¶(?=\s|$)")
 CUT_WORD = re.compile(r"(\w+)\ufffe(\w+)")  # pdfium's mark of a hyphen at a line's end
 DIGITS = re.compile(r"\d{1,9}")
 WORD = re.compile(r"\w+(?:-\w+)*")
+NEAR = 2  # pages before and behind one that it counts on from
 EDGE = 2  # lines at the top and at the bottom of a page that may be running lines
 MARGIN = 0.15  # of a page's height, in which they stand
 RUNNING, FEWEST = 0.6, 3  # least share and number of the pages, or of the left or the right ones
@@ -34,11 +36,9 @@ NUMBERED = re.compile(
 )
 INNER_DIGITS = re.compile(r"(?<=\S)[-+−]?\d+")
 SMALL, RAISED = 0.85, 0.15  # a raised digit's most height and least rise, of what precedes it
-# Text, numbers of the line and of the outer one that must be running as well.
-Edge = tuple[str, int, int]
+Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
 Count = tuple[str, int, int]  # text, which of its numbers, by how much it exceeds that of the page
-# pdfium must not run in two threads at once.
-PDFIUM = Lock()
+PDFIUM = Lock()  # pdfium must not run in two threads at once
 
 
 def read_pdf(path: Path, data: bytes) -> Extract:
@@ -69,10 +69,8 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     title, raw = clean(title).strip(), [text for text, _ in pages]
     empty = [number for number, page in enumerate(raw, 1) if not page.strip()]
     if len(empty) == len(raw):
-        raise DocumentError(
-            f"{path} holds no text on {pluralize(len(raw), 'page')}. Run text recognition first "
-            "on scans."
-        )
+        count = pluralize(len(raw), "page")
+        raise DocumentError(f"{path} holds no text on {count}; recognize the text of scans first.")
     notes = [f"no text on pages {', '.join(map(str, empty))}"] if empty else []
     notes += [f"{count} {kind} left out" for kind, count in unread.items()]
     texts, removed = cleaned(raw, [margins for _, margins in pages])
@@ -157,8 +155,8 @@ def without_running_lines(
 ) -> tuple[list[str], list[str]]:
     """Return the pages with edge lines that most pages share once, and the removed lines.
 
-    Lines that count pages may differ in numbers. Others must stand in the margins, and an inner one
-    goes only with the outer one. A page keeps all its lines if it would lose more than half.
+    Lines that count on from pages nearby may differ in numbers. Others must stand in the margins,
+    and an inner one goes only with the outer one. A page stays whole if it would lose over half.
     """
     split = [page.split("\n") for page in pages]
     edges = _edges(split, margins or pages)
@@ -183,18 +181,19 @@ def _running(pages: Sequence[Sequence[Edge]]) -> set[str]:
 
 def _edges(pages: Sequence[Sequence[str]], margins: Sequence[str]) -> list[list[Edge]]:
     """Return the lines at both edges of each page that may be running; numbers that count are 0."""
-    edges, counts = list[list[Edge]](), Counter[Count]()
+    edges, counts = list[list[Edge]](), list[set[Count]]()
     for page, lines in enumerate(pages):
         places = [place for place, line in enumerate(lines) if line.strip()]
         edges.append([(lines[place].strip(), place, places[0]) for place in places[:EDGE]])
         edges[page] += [(lines[place].strip(), place, places[-1]) for place in places[-EDGE:]]
-        counts.update({each for line, *_ in edges[page] for each in _counts(line, page)})
+        counts.append({each for line, *_ in edges[page] for each in _counts(line, page)})
     for page, margin in enumerate(margins):
         outer = {" ".join(line.split()) for line in margin.split("\n")}
+        near = Counter(chain(*counts[max(0, page - NEAR) : page + NEAR + 1]))
         running = list[Edge]()
         for line, place, outermost in edges[page]:
             squeezed = " ".join(line.split())
-            if any(counts[each] > 1 for each in _counts(line, page)):
+            if any(near[each] > 1 for each in _counts(line, page)):
                 running.append((DIGITS.sub("0", line), place, place))
             elif squeezed in outer:
                 running.append((squeezed, place, outermost))

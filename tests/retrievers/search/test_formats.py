@@ -121,6 +121,9 @@ def test_running_lines_are_removed_after_their_first_page() -> None:
     assert without_running_lines(facing)[0] == [*facing[:2], *bodies]
     receipts = [f"Receipt - {n}\nFor {n}\nSum of {n}\n{n}.50" for n in (1001, 2044, 3999)]
     assert without_running_lines(receipts) == (receipts, []), "they do not count pages"
+    values = [f"Of {n}\nx {n}\ny {n}\n{n + n % 5 * 10 + 99}\n{n}" for n in range(1, 40)]
+    texts = [page.split("\n") for page in without_running_lines(values)[0]]
+    assert texts[1:] == [page.split("\n")[:-1] for page in values[1:]], "they count no pages nearby"
     few = ["Same\nbody"] * 2
     assert without_running_lines(few)[0] == few, "two equal pages are too few"
 
