@@ -5,7 +5,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
+from math import cos
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ NUMBERED = re.compile(
 )
 INNER_DIGITS = re.compile(r"(?<=\S)[-+−]?\d+")
 SMALL, RAISED = 0.85, 0.15  # a raised digit's most height and least rise, of what precedes it
+LEVEL = 0.9  # least cosine of the angle of such text
 Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
 Count = tuple[str, int, int]  # text, which of its numbers, by how much it exceeds that of the page
 PDFIUM = Lock()  # pdfium must not run in two threads at once
@@ -111,18 +113,21 @@ def _with_raised(part: object, text: str) -> str:
     """Return the text of a page with "^" before digits that stand higher than what precedes."""
     from pypdfium2 import raw
 
+    units = [*accumulate((1 + (each > "\uffff") for each in text), initial=0)]  # of UTF-16
+
     def box(at: int) -> tuple[float, float]:
-        """Return where a character's font begins, and its height."""
-        rect, index = raw.FS_RECTF(), raw.FPDFText_GetCharIndexFromTextIndex(part, at)
+        """Return where a character's font begins, and its height, 0 if it is turned."""
+        rect, index = raw.FS_RECTF(), raw.FPDFText_GetCharIndexFromTextIndex(part, units[at])
         raw.FPDFText_GetLooseCharBox(part, index, rect)
-        return rect.bottom, rect.top - rect.bottom
+        is_level = cos(raw.FPDFText_GetCharAngle(part, index)) > LEVEL
+        return rect.bottom, is_level * (rect.top - rect.bottom)
 
     def marked(match: re.Match[str]) -> str:
-        digits, (base, height) = match[0], box(match.start() - 1)
-        boxes = enumerate(map(box, range(*match.span())), 1)
-        least, most = base + RAISED * height, SMALL * height
-        low = (at for at, (bottom, size) in boxes if bottom <= least or not 0 < size < most)
-        at = max(low, default=0)  # digits behind it are raised
+        digits, at, (base, height) = match[0], len(match[0]), box(match.start() - 1)
+        for bottom, size in map(box, reversed(range(*match.span()))):
+            if bottom <= base + RAISED * height or not 0 < size < SMALL * height:
+                break
+            at -= 1
         return f"{digits[:at]}{'^' * (at < len(digits))}{digits[at:]}"
 
     return INNER_DIGITS.sub(marked, text)
