@@ -8,7 +8,7 @@ from ragspec.errors import InputError
 from ragspec.retrievers.formats.readers import MAX_BYTES
 from ragspec.retrievers.search.fusion import FunctionRetriever, Hit
 
-PLACE = re.compile(r"(\w+) (\d{1,9})(?:, row (\d{1,9}))?(?: to |$)")
+PLACE = re.compile(r"(\w+) (\d{1,9})(?:, row (\d{1,9}))?(?: to \D|$)")
 
 
 def hits_of(documents: Iterable[object]) -> tuple[Hit, ...]:

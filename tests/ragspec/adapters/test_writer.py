@@ -205,8 +205,10 @@ def test_passages_keep_their_place_as_documents_of_a_host() -> None:
             }
             assert len(both) == 1
         assert rank_sentences("oak?", [back])[0].text == "An oak stands."
-    for wrong in ({"place": "line 99"}, {"place": "page 1", "breaks": 5}, {"place": 7}):
-        (back,) = hits_of([("abc", 1.0, {"start": 10, "end": 13, **wrong})])
+    places = ("line 99", None), ("page 1", 5), (7, None), ("characters 9 to 12", None)
+    for wrong, breaks in places:
+        facts = {"start": 10, "end": 13, "place": wrong, "breaks": breaks}
+        (back,) = hits_of([("abc", 1.0, facts)])
         assert back.document.place(10, 13) == "characters 10 to 13"
     moved = hits_of([("abc", 1.0, {"start": 10, "end": 13}), ("abc", 1.0, {"start": 1, "end": 9})])
     assert [each.passage.start for each in moved] == [10, 0]
