@@ -32,7 +32,8 @@ TEXTS = {"tab": " ", "noBreakHyphen": "-", "sym": "\ufffd"}
 TEXTS |= {"footnoteReference": "[{}]", "endnoteReference": "[endnote {}]"}
 # Deletions and moves that are tracked, second copies, tab stops, and properties of formulas.
 DROPPED = ("del", "moveFrom", "Fallback", "tabs", *(f"{name}Pr" for name in FORMULA_NAMES))
-STRUCK = '*/@strike[.!="noStrike"] | */*[contains(name(), "strike")][not(@*="0" or @*="false")]'
+STRUCK = '*/*[contains(name(), "strike")][not(@*="0" or @*="false" or @*="off")]'
+STRUCK += ' | */@strike[.!="noStrike"]'
 RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
 HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
 
