@@ -42,7 +42,7 @@ LATIN = ("cp1252", "cp1250", "cp1254", "iso8859_2", "mac_roman", "cp850", "cp437
 # Letters of languages above ASCII; one covers nearly all of a text in the right codec.
 ALPHABETS = (
     "äöüß", "àâçéèêëîïôùûüœæ", "áéíñóúüªº", "áâãàçéêíóôõúü", "àèéìòùî", "åäöæøéüáêèô", "ëïéöüèó",
-    "ąćęłńóśźż", "áäčďéěíĺľňóôŕřšťúůýž", "áéíóöőúüű", "ăâîșțşţ", "čćđšžäöü", "çğıöşüâîû",
+    "ąćęłńóśźż", "áäčďéěíĺľňóôŕřšťúůýž", "áéíóöőúüű", "ăâîșțşţ", "čćđšžäöüõ", "çğıöşüâîû",
 )  # fmt: skip
 SIGNS, LETTER = "“”‘«»€°§©®™•µ±×½¼²³£¢¥\xa0", r"[^\W\d_]"
 # Signs of such a text: some within words, and others before or behind them.

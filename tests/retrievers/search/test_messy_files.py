@@ -14,6 +14,7 @@ RUSSIAN = "Гарантия на прибор составляет три год
 JAPANESE = "保証期間は三年です。電源が入らない場合はサービスにお問い合わせください。"
 KOREAN = "보증 기간은 3년입니다."
 GERMAN = "Größe – 5 µm\nZeile"
+ESTONIAN = "Õnnelik jõgi, šokolaad ja žanr"
 CRLF = GERMAN.replace("\n", "\r\n")
 MIXED = CRLF.encode() * 9 + CRLF.encode("cp1252") * 9
 CODED = f"# coding: koi8-r\n{RUSSIAN}"
@@ -49,6 +50,7 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.txt", CRLF.encode("utf-8-sig"), GERMAN, ""),
         ("a.txt", CRLF.encode("utf-16"), GERMAN, ""),
         ("a.txt", CRLF.encode("cp1252"), GERMAN, "cp1252 was guessed"),
+        ("a.txt", ESTONIAN.encode("cp1252"), ESTONIAN, "cp1252 was guessed"),
         ("a.txt", b"microcap\xae, " * 20, ("microcap®, " * 20).strip(), "cp1252 was guessed"),
         *[("a.txt", each.encode(to), each, f"{to} was guessed") for to, each in GUESSES.items()],
         ("a.txt", b"one\r\r\ntwo\r\r\n", "one\ntwo", ""),
