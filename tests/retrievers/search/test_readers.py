@@ -322,6 +322,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("h.csv", write("A, x;B, y\n1,5;2,5"), "A, x\tB, y\nA, x: 1,5; B, y: 2,5", "", []),
     ("i.csv", write("a,b\nx,1\n\nT\nc,d\ny,2"), "a\tb\na: x; b: 1\n\nT\nc\td\nc: y; d: 2", "", []),
     ("j.csv", write("a,b\n\nx,y\n\nv,w\nt,u"), "a\tb\n\na: x; b: y\n\nv\tw\nt\tu", "", []),
+    ("l.csv", write("1,Up,a|b|c\n2,In,d|e|f"), "1\tUp\ta|b|c\n2\tIn\td|e|f", "", []),
     ("k.csv", write("a,b\nx,1\n\n5,2,3\n"), "a\tb\na: x; b: 1\n\n5\t2\t3", "", []),
     ("c.tsv", write('1\t"a\n2\tb'), '1\t"a\n2\tb', "", ["quotes are not closed"]),
     ("a.tsv", write("1\t2\n3\t4\n"), "1\t2\n3\t4", "", []),
