@@ -115,9 +115,7 @@ def load_documents(
     absolute = tuple(dict.fromkeys(map(os.path.abspath, path_list(paths))))
     if not absolute:
         raise DocumentError("No path was given; name at least one file or folder of documents.")
-    documents: list[Document] = []
-    skipped: list[Skipped] = []
-    read: set[str] = set()
+    documents, skipped, read = list[Document](), list[Skipped](), set[str]()
     for path in map(Path, absolute):
         if os.path.isdir(path):  # false, too, below a folder that may not be entered
             loaded = load_folder(path, known, on_progress, read)
@@ -137,8 +135,7 @@ def load_folder(
     Args:
         read: Paths that were read before and are left out; the new paths are added.
     """
-    documents: list[Document] = []
-    skipped: list[Skipped] = []
+    documents, skipped = list[Document](), list[Skipped]()
     files = list_files(folder)
     new = [path for path in files if str(path) not in read]
     read.update(map(str, new))

@@ -153,9 +153,8 @@ class Approximate:
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
         """Return the positions that the index finds, perhaps fewer than k."""
         most = max(k, SEARCHED)
-        count = min(most, self._index.ntotal)
         options = _faiss().SearchParametersHNSW(efSearch=most)
-        _, numbers = self._index.search(queries, count, params=options)
+        _, numbers = self._index.search(queries, min(most, self._index.ntotal), params=options)
         return [row[row >= 0] for row in numbers]
 
     def save(self, path: Path) -> None:
