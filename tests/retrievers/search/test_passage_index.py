@@ -102,7 +102,7 @@ def test_invalid_file_with_a_valid_manifest_is_refused(index: PassageIndex, tmp_
         PassageIndex.open(tmp_path / "idx")
 
 
-def test_no_flipped_byte_of_an_approximate_index_is_served(embedder: Path, tmp_path: Path) -> None:
+def test_damaged_index_is_refused(embedder: Path, tmp_path: Path) -> None:
     """faiss reads most damaged files without an error; the store's hashes detect them."""
     pytest.importorskip("faiss")
     index = PassageIndex.build(DOCUMENTS, embedder=embedder, dense="hnsw")
@@ -111,6 +111,7 @@ def test_no_flipped_byte_of_an_approximate_index_is_served(embedder: Path, tmp_p
     assert again.search("train wheel", 2, "dense") == index.search("train wheel", 2, "dense")
     assert again.dense is not None and again.dense.nearest.kind == "hnsw"
     check_damage(tmp_path / "idx", PassageIndex.open, tmp_path, 200, "nearest.faiss")
+    check_damage(tmp_path / "idx", PassageIndex.open, tmp_path, 60)
 
 
 def test_results_depend_on_the_query_alone(embedder: Path) -> None:
