@@ -38,8 +38,7 @@ def _parts(path: Path, message: Any) -> Iterator[Extract]:
     with parsing(path):
         header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
         kind, name = message.get_content_type(), message.get_filename()
-        is_attachment = message.is_attachment()
-        inner = [*message.iter_parts()]
+        is_attachment, inner = message.is_attachment(), [*message.iter_parts()]
         if kind == "multipart/alternative":
             best = message.get_body(("plain", "html"))
             more = [part for part in [*message.walk()][1:] if _is_file(part) and part is not best]
@@ -66,8 +65,7 @@ def _body(path: Path, body: EmailMessage) -> Extract:
     """Return the text of a part by its charset, or by a guess if Python has none of the name."""
     with parsing(path):
         content, charset = body.get_payload(decode=True), body.get_content_charset() or "utf-8"
-    data = content if isinstance(content, bytes) else b""
-    codec = codec_of(charset)
+    data, codec = content if isinstance(content, bytes) else b"", codec_of(charset)
     plain = strict(data, "utf-8") if codec == "cp1252" else None  # which much UTF-8 is declared as
     plain = strict(data, codec) if plain is None else plain
     text = decode(path, data) if plain is None else Extract(plain.replace("\r\n", "\n"))

@@ -160,8 +160,7 @@ def read_pptx(path: Path, data: bytes) -> Extract:
             frame = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
             spoken = "" if frame is None else frame.text.strip()
             named = getattr(slide.shapes.title, "text", "").split()  # one may be a picture
-        texts = [read_part(slide.element, counts, {}).text]
-        texts += [f"Notes: {spoken}"] * bool(spoken)
+        texts = [read_part(slide.element, counts, {}).text, *[f"Notes: {spoken}"] * bool(spoken)]
         heading = " ".join(named) or f"{title or path.name}, slide {number + 1}"
         slides[number] = Extract("\n\n".join(texts), headings=((0, heading),))
     notes += [f"{count} {what} left out" for what, count in counts.items() if count]
