@@ -386,7 +386,7 @@ SESSIONS: WeakKeyDictionary[BlockLinear, tuple[tuple[int, ...], Session]] = Weak
 
 
 def _session(layer: BlockLinear) -> Session:
-    """Return the session that multiplies by a layer's weights as they are now."""
+    """Return the session of a layer's weights; it misses changes that torch does not count."""
     from onnx import TensorProto, helper
 
     codes, scales = layer.codes, layer.scales  # by address and version, as a sum takes longer

@@ -97,6 +97,17 @@ def test_inputs_of_norms_are_evened_out_and_q8_0_is_taken_over() -> None:
         assert same == ("k_proj" not in name)
 
 
+def test_products_use_the_current_scales_and_codes() -> None:
+    block, x = BlockLinear.of(linear()).requires_grad_(False), torch.randn(3, 96)
+    expected = block(x)
+    for name in ("codes", "scales"):
+        setattr(block, name, nn.Parameter(getattr(block, name).flip(0), requires_grad=False))
+    assert torch.equal(block(x), expected.flip(1))
+    with torch.no_grad():
+        block.scales.mul_(4.0)
+    assert torch.equal(block(x), expected.flip(1) * 4.0)
+
+
 def test_a_channel_that_is_dead_stays_dead() -> None:
     model, ids = copy.deepcopy(tiny.model("llama")), torch.tensor([tiny.prompt()])
     attention = model.model.layers[0].self_attn
