@@ -21,7 +21,7 @@ SPARE = 2**30  # bytes of the disk that stay free
 
 
 def file_state(path: Path) -> tuple[str, int, int, int]:
-    """Return path, size and times of a file, also that of its status, which nobody can set."""
+    """Return path, size and times of a file; no program can set that of its status."""
     stat = path.stat()
     return str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 

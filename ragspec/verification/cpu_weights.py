@@ -24,8 +24,7 @@ LEAST_WORK = 5 << 17  # float32 multiplications below which a call costs more th
 MOST_SHARE = 0.25  # of the free memory may go to packed copies
 PACKED_FOR = 16  # positions for which the layout is optimized; it works for any number
 
-
-# By the id of a module: its weights in oneDNN's layout, and the state of its own at packing.
+# By the id of a module: its weights in oneDNN's layout, and their state before packing.
 _packs: dict[int, tuple[Tensor, WeightState]] = {}
 _lock = threading.Lock()
 _borrowers: "list[Packed]" = []
@@ -96,8 +95,8 @@ def _is_lent(function: object) -> bool:
 
 
 def _fits(weight: Tensor, states: Tensor) -> bool:
-    """Return whether packed weights are faster, and give the module's own result."""
-    least = LEAST_WORK if weight.dtype == torch.float32 else 0  # torch packs bfloat16 anyway
+    """Return whether packed weights are faster and give the result of the module."""
+    least = LEAST_WORK if weight.dtype == torch.float32 else 0  # torch uses oneDNN for bfloat16
     return (
         states.numel() // states.shape[-1] * weight.numel() > least
         and states.dtype == weight.dtype

@@ -141,7 +141,7 @@ class Family:
             lacking = ", ".join(sorted(info["missing_keys"])[:3])
             raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
         model = model.to(place).eval()
-        for each in model.parameters():  # products round by the address, odd in a mapped file
+        for each in model.parameters():  # mapped files lack alignment, which affects rounding
             if each.data_ptr() % 64:
                 each.data = each.data.clone()
         return model
