@@ -35,9 +35,8 @@ def test_a_rule_without_settings_takes_the_measured_ones(folder: Path, tmp_path:
     assert (result.bound(1.0), len(result.near[0])) == (0.37, 7)
     assert before.bound(1.0) != 0.37
     assert rule_of(folder, "lantern++").bound(1.0) == 2.0
-    message = rule_of(
-        folder, "lantern", neighbours=5
-    )  # a setting of the caller replaces all measured ones
+    # A setting of the caller replaces all measured ones.
+    message = rule_of(folder, "lantern", neighbours=5)
     assert message.bound(1.0) == before.bound(1.0)
     assert len(message.near[0]) == 5
     assert rule_of(folder, "exact").name == "walk"
