@@ -136,9 +136,9 @@ def is_chat(tokenizer: Tokenizer) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def expect_question(question: object) -> None:
-    """Raise InputError unless a question is a text that is not blank, nor "-"."""
-    if not isinstance(question, str) or question.strip() in ("", "-"):
+def expect_question(question: object, *refused: str) -> None:
+    """Raise InputError unless a question is a text, not blank, and none of the refused ones."""
+    if not isinstance(question, str) or question.strip() in ("", *refused):
         raise InputError(f"The question is empty or no text ({question!r}); ask something.")
 
 

@@ -54,7 +54,7 @@ class AskOptions:
     )
 
     def __post_init__(self) -> None:
-        expect_question(checks.checked_text(self.question))
+        expect_question(checks.checked_text(self.question), "-")
         if not self.documents.docs:
             raise InputError(
                 "Expected --docs, got none: --docs PATH reads documents, or opens what `ragspec "
@@ -208,7 +208,7 @@ class LongOptions:
     system: str | None = setting(None, o.SYSTEM)
 
     def __post_init__(self) -> None:
-        expect_question(checks.checked_text(self.question))
+        expect_question(checks.checked_text(self.question), "-")
         if self.steer is not None and not 0.0 <= self.steer < math.inf:
             raise InputError(f"Expected --steer of 0 or more, got {self.steer:g}.")
         if self.prompt is not None:

@@ -44,7 +44,7 @@ class ChatOptions:
 
     def __post_init__(self) -> None:
         if self.question is not None:
-            expect_question(checks.checked_text(self.question))
+            expect_question(checks.checked_text(self.question), "-")
         checks.check_chat_model(self.engine.model)
         self.engine.check_needs()
 
