@@ -80,16 +80,16 @@ def _by_name(settings: Mapping[str, object], earlier: object) -> dict[str, objec
     Args:
         earlier: The log-probabilities that earlier mappings ask for.
     """
-    named: dict[str, object] = {}
+    named, typed = dict[str, object](), dict[str, str]()
     for name, value in settings.items():
         if name not in NAMES:
             raise InputError(unknown("setting", name, NAMES))
         ours = ALIASES.get(name, name)
         if value is None:
             continue
-        if ours in named and named[ours] != value:
-            raise InputError(f"got {name}={value!r} and {ours}={named[ours]!r}; leave one out.")
-        named[ours] = value
+        first, other = typed.setdefault(ours, name), named.setdefault(ours, value)
+        if first != name and other != value:
+            raise InputError(f"got {first}={other!r} and {name}={value!r}; leave one out.")
     top = named.pop("top_logprobs", None)
     if top is not None:
         named["logprobs"] = _alternatives(named.get("logprobs", True), top)

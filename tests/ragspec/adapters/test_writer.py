@@ -168,7 +168,7 @@ def test_settings_by_the_names_of_hosts() -> None:
         ({"tenant": 3}, "tenant is"),
         ({"stop": 3}, "stop is"),
         ({"top_logprobs": 3, "logprobs": False}, "got logprobs=False and top_logprobs=3"),
-        ({"max_tokens": 3, "max_new_tokens": 4}, "got max_new_tokens=4 and max_"),
+        ({"max_tokens": 3, "max_new_tokens": 4}, "got max_tokens=3 and max_new_tokens=4"),
         (5, "got the settings 5; expected a mapping"),
     ],
 )
