@@ -13,13 +13,13 @@ from PIL import Image
 from prometheus_client import generate_latest
 
 from ragspec.engine.engine import Engine
-from ragspec.errors import QueueFullError
+from ragspec.errors import EngineClosedError, QueueFullError
 from ragspec.pipelines.server import app, run
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.visual import ImagePipeline
 from tests.support.calls import noted
-from tests.support.served import connected, raw_request, served
+from tests.support.served import NAME, connected, raw_request, served
 from tests.support.waiting import until
 
 
@@ -127,3 +127,12 @@ def test_images_that_a_stop_cuts_short_get_status_503(
             assert each.result().status_code == 503
             assert each.result().json()["error"]["code"] == "stopping"
         proceed.set()
+
+
+def test_running_images_have_the_drain_time_to_end(instance: Engine) -> None:
+    serving = Serving(instance, NAME)
+    stopped = serving.submit_alone(lambda: serving.stopped.wait(0.3))
+    serving.close(20.0)
+    assert not stopped.result()
+    with pytest.raises(EngineClosedError):
+        serving.submit_alone(dict)
