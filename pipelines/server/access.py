@@ -70,7 +70,7 @@ class RequestLimits:
             await self.app(scope, receive, send)
             return
         headers, began, status = Headers(scope=scope), time.perf_counter(), 0
-        scope["path"] = re.sub("(?i)^https?://[^/]*", "", scope["path"]) or "/"  # as of proxies
+        scope["path"] = re.sub("(?i)^https?://[^/]*", "", scope["path"]) or "/"  # proxies send URLs
         name = headers.get("x-request-id", "")
         name = name if REQUEST_ID.fullmatch(name) else uuid.uuid4().hex
         what = f"{scope['method']} {quote(scope['path'])}"
