@@ -17,17 +17,16 @@ class RagspecError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        cls.exit_code = exit_code or cls.exit_code
 
-class InputError(RagspecError, ValueError):
+
+class InputError(RagspecError, ValueError, exit_code=2):
     """A request with an invalid argument or input."""
 
-    exit_code = 2
 
-
-class PromptTooLongError(InputError):
+class PromptTooLongError(InputError, exit_code=3):
     """The prompt plus the tokens to generate exceed the model's context."""
-
-    exit_code = 3
 
 
 class SamplingError(InputError):
@@ -38,60 +37,44 @@ class UnknownNameError(InputError):
     """An unknown drafter, rule or model name; the message suggests the nearest ones."""
 
 
-class ModelError(RagspecError, ValueError):
+class ModelError(RagspecError, ValueError, exit_code=4):
     """A model that cannot do what was asked of it."""
-
-    exit_code = 4
 
 
 class UnsupportedModelError(ModelError):
     """An architecture outside the scope of the project, with the reason."""
 
 
-class ModelNotFoundError(ModelError):
+class ModelNotFoundError(ModelError, exit_code=5):
     """No local path, bundled model or cached hub model has this name."""
 
-    exit_code = 5
 
-
-class TokenizerMismatchError(ModelError):
+class TokenizerMismatchError(ModelError, exit_code=6):
     """Target and draft model do not share one vocabulary."""
-
-    exit_code = 6
 
 
 class RuleError(RagspecError, TypeError):
     """An acceptance rule was paired with a kind of draft that it cannot judge."""
 
 
-class DocumentError(RagspecError, ValueError):
+class DocumentError(RagspecError, ValueError, exit_code=7):
     """A file or folder from which no usable text could be read."""
 
-    exit_code = 7
 
-
-class HostError(RagspecError, RuntimeError):
+class HostError(RagspecError, RuntimeError, exit_code=11):
     """A host program, such as vLLM, has another interface than the supported one."""
 
-    exit_code = 11
 
-
-class StoreError(RagspecError, OSError):
+class StoreError(RagspecError, OSError, exit_code=8):
     """An index on disk that is missing, incomplete, damaged or of another kind."""
 
-    exit_code = 8
 
-
-class MissingExtraError(RagspecError, ImportError):
+class MissingExtraError(RagspecError, ImportError, exit_code=9):
     """An optional dependency that is not installed; the message names the extra."""
 
-    exit_code = 9
 
-
-class EngineError(RagspecError, RuntimeError):
+class EngineError(RagspecError, RuntimeError, exit_code=10):
     """An engine that takes no requests."""
-
-    exit_code = 10
 
 
 class QueueFullError(EngineError):

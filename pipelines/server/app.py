@@ -156,7 +156,8 @@ class Routes:
         try:
             return await until_disconnected(request, asyncio.wrap_future(future))
         except asyncio.CancelledError:
-            gone()
+            if self.stopping:
+                raise EngineClosedError("the server is stopping") from None
             raise
         finally:
             left.set()
