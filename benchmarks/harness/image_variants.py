@@ -87,9 +87,7 @@ def parse_variant(text: str) -> Variant:
     rules = (*EXACT_RULES, *_relaxed())
     if rule not in rules:
         raise UnknownNameError(unknown("variant", rule, [PLAIN, DRAFT_ONLY, *ALIASES, *rules]))
-    return Variant(
-        name, rule, match["drafter"] or "starter", _settings(name, rule, match), match["mode"]
-    )
+    return Variant(name, rule, match["drafter"], _settings(name, rule, match), match["mode"])
 
 
 def _relaxed() -> dict[str, str]:
@@ -171,8 +169,9 @@ def build_variant(
         model = _load_draft("model", base, drafts)
         pipe = ImagePipeline(model, base.tokenizer, None, batch_size=batch_size)
     else:
-        names = (variant.drafter or "").split("+") if variant.name != PLAIN else []
         has_draft = base.folder is not None and base.folder.draft is not None
+        usual = "model" if has_draft else "head"
+        names = (variant.drafter or usual).split("+") if variant.name != PLAIN else []
         drafter = [
             _load_draft("model", base, drafts) if name == "model" and has_draft else name
             for name in names
