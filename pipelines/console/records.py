@@ -181,7 +181,7 @@ def byte_count(text: str) -> int:
 def _described(field: Parameter) -> str:
     """Return the line of a setting in a help text."""
     (setting,) = field.annotation.__metadata__
-    default = "" if field.default is None else field.default
+    default = "" if field.default in (None, ()) else field.default
     if isinstance(default, bool):
         default = "yes" if default else "no"
     return f"[bold cyan]{label(field.name)}[/bold cyan]={default}  {setting.help}"

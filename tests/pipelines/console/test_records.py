@@ -23,6 +23,7 @@ class Options:
     times: int = records.option(1, "How often to print it.")
     folder: Path | None = records.setting(None, "Folder to write to.")
     loud: bool = records.setting(True, "Whether to print.")
+    tags: tuple[str, ...] = records.setting((), "Tags.", parse=records.split)
 
     def __post_init__(self) -> None:
         if self.times == 0:
@@ -53,7 +54,7 @@ def test_fields_are_arguments_options_and_settings() -> None:
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        ("devise=cpu", "one of device, folder, layers, loud. Did you mean 'device'?"),
+        ("devise=cpu", "one of device, folder, layers, loud, tags. Did you mean 'device'?"),
         ("device", "expected NAME=VALUE"),
         ("layers=x", "got --set layers=x: input should be a valid integer"),
         ("layers=0", "greater than or equal to 1"),
@@ -70,10 +71,10 @@ def test_the_help_lists_settings_with_their_defaults() -> None:
     output = run("--help").output
     for line in ("device=auto", "layers=", "loud=yes", "Folder to write to."):
         assert line in output
-    assert "--device" not in output and "--times" in output
+    assert "--device" not in output and "--times" in output and "()" not in output
 
 
 def test_nested_records_are_declared_in_order() -> None:
     assert [field.name for field in records.declared(Options)] == [
-        "device", "layers", "text", "times", "folder", "loud",
+        "device", "layers", "text", "times", "folder", "loud", "tags",
     ]  # fmt: skip
