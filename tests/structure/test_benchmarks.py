@@ -86,9 +86,10 @@ def test_probe(folder: Path, tmp_path: Path) -> None:
     assert "| auto | 4 |" in printed
 
 
-def test_bench_commands_have_help() -> None:
+def test_bench_commands_have_help_and_images_are_measured() -> None:
     for command in ("image", "knn", "long", "retrieval", "store"):
         assert "--json" in run("bench.py", command, "--help")
+    assert "\n│ exact " in run("bench.py", "image", "--variants", "exact", "--images", "1")
 
 
 def test_probe_refuses_unknown_methods(folder: Path) -> None:
