@@ -112,14 +112,14 @@ class DrawOptions:
         """Raise an error for a condition, rule, setting or drafter that the model does not have."""
         folder = find_folder(self.source)
         kind = read_kind(folder.target)
-        if kind not in visual.KINDS:  # of another package's family
-            return
-        alone = kind == "imagegpt"  # which draws without conditions
+        alone = kind == "imagegpt" or kind not in visual.KINDS  # may draw without conditions
         if bool(self.prompt) == bool(self.classes) and (self.prompt or not alone):
             got = "both" if self.prompt else "neither"
             raise InputError(
                 f"Expected a prompt or --class, got {got}. Give 'red heart', or --class 3."
             )
+        if kind not in visual.KINDS:  # of another package's family
+            return
         if self.rule != "plain" and (self.rule or folder.index is None):  # that of `_resolve`
             visual.check_rule(kind, self.rule, self.settings)
         mode = "deterministic" if "tv_budget" in self.settings else "coupled"

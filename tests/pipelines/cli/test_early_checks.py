@@ -178,7 +178,7 @@ CASES = [
     ("bench image --model tile", 5, "Did you mean 'tiles'"),
     ("bench image --variants lantrn@0.3:model", 2, "Did you mean 'lantern'"),
     ("draw", 2, "Expected a prompt or --class, got neither"),
-    ("draw cat --class 1", 2, "Expected a prompt or --class, got both"),
+    ("draw cat --class 1 --model nameless", 2, "Expected a prompt or --class, got both"),
     ("draw '' --model emoji", 2, "got the prompt ''"),
     ("draw --class violet", 2, "got the class 'violet'; expected one of dngn/altars, "),
     ("draw --class 1 --seed 99999999999999999999999", 2, "Expected --seed of 64 bits"),
