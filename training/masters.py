@@ -1,4 +1,4 @@
-"""What trainings share: float32 masters, steps until a time, checkpoints, checksums of files."""
+"""Shared code of trainings: float32 masters, timed steps, checkpoints, checksums of files."""
 
 from __future__ import annotations
 
