@@ -94,7 +94,7 @@ def known_models() -> list[dict[str, Any]]:
     for folder, facts in cached_graphs():
         context = facts.get("config", {}).get("max_position_embeddings")
         record = {"name": folder.name, "folder": str(folder), "removable": folder.name}
-        record["note"] = "a cached graph, for remove alone"
+        record["note"] = "a cached graph: remove takes it"
         records.append({**record, "parameters": facts.get("parameters"), "context": context})
     return records
 

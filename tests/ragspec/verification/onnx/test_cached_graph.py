@@ -215,7 +215,7 @@ def packed_parts(graph: Path) -> dict[str, str]:
 
 def test_graphs_are_listed_and_removed(folder: Path, cache: Path, capsys: Capture) -> None:
     opened(folder)
-    assert "a cached graph, for remove alone" in output_of(capsys, "models").out
+    assert "a cached graph: remove takes it" in output_of(capsys, "models").out
     (path,) = (each.parent for each in cache.glob(f"*/{GRAPH}"))
     (record,) = (each for each in known_models() if each["name"] == path.name)
     assert record["parameters"] == opened(folder).target.loaded.num_parameters() > 0
