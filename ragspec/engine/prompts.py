@@ -153,7 +153,7 @@ def _unpadded(ids: object, mask: object) -> list[list[int]]:
             f"got an attention_mask of length {sizes[1]} for token ids of length {sizes[0]}; "
             "expected the same shape."
         )
-    if isinstance(as_list(row[0]) if row else 0, list):
+    if isinstance(as_list(row[0]) if row else 0, list | tuple):
         rows: list[Any] = [_unpadded(*each) for each in zip(row, marks, strict=True)]
         return rows
     return [token for token, keep in zip(row, marks, strict=True) if keep]
@@ -172,8 +172,8 @@ def _from_tensor(ids: Tensor | np.ndarray, mask: object) -> Encoded:
     rows = ids[None] if ids.ndim == 1 else ids
     if mask is None:
         return rows.tolist(), len(rows) == 1
-    marks = as_list(mask)
-    if isinstance(marks, list) and not any(isinstance(row, list) for row in marks):
+    marks, nested = as_list(mask), (list, tuple)
+    if isinstance(marks, nested) and not any(isinstance(as_list(row), nested) for row in marks):
         marks = [marks]
     return _unpadded(rows, marks), len(rows) == 1
 

@@ -91,7 +91,11 @@ def test_a_mask_removes_padding_on_either_side() -> None:
     ids = torch.tensor([[96, 96, 5, 6], [7, 8, 96, 96]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])
     assert encoded(ids, mask) == ([[5, 6], [7, 8]], False)
-    assert encoded(ids[0], mask[0]) == ([[5, 6]], True)
+    assert encoded(ids, list(mask.numpy())) == ([[5, 6], [7, 8]], False)
+    for one in (mask[0], (0, 0, 1, 1), [(0, 0, 1, 1)]):
+        assert encoded(ids[0], one) == ([[5, 6]], True)
+    rows = {"input_ids": [(96, 5), (7, 8)], "attention_mask": [(0, 1), (1, 1)]}
+    assert encoded(rows) == ([[5], [7, 8]], False)
     assert encoded(ids.numpy(), mask.numpy()) == ([[5, 6], [7, 8]], False)
 
 
