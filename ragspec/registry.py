@@ -137,16 +137,16 @@ def resolve(kind: str, name: str) -> Any:
         raise UnknownNameError(unknown(kind, name, table))
     module, _, attribute = where.partition(":")
     try:
-        result = getattr(import_module(module), attribute)
-        attrgetter(_MEMBERS[kind])(result)
+        with optional_packages():
+            result = getattr(import_module(module), attribute)
+            attrgetter(_MEMBERS[kind])(result)
     except Exception as error:
-        cause = for_extra(error) if isinstance(error, ModuleNotFoundError) else error
-        if cause is error and name not in NAMES[kind]:
-            cause = InputError(
-                f"Expected a {kind} with {_MEMBERS[kind]} in the entry points {GROUPS[kind]}, got "
-                f"{name} = {where}: {error}. Correct its package, or uninstall it."
-            )
-        raise cause from error
+        if name in NAMES[kind] or isinstance(error, MissingExtraError):
+            raise
+        raise InputError(
+            f"Expected a {kind} with {_MEMBERS[kind]} in the entry points {GROUPS[kind]}, got "
+            f"{name} = {where}: {error}. Correct its package, or uninstall it."
+        ) from error
     return result
 
 

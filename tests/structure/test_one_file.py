@@ -11,7 +11,7 @@ import pytest
 from ragspec import Engine, registry
 from ragspec.bridge import Speculation
 from ragspec.drafters.method import Sources, build
-from ragspec.errors import InputError
+from ragspec.errors import InputError, MissingExtraError
 from ragspec.pipelines import Answer, build_prompt
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.bench.cli import TextBenchOptions
@@ -132,10 +132,13 @@ def test_entry_points_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
     module = DRAFTER.replace('"toy"', '"outside"') + RULE + FAMILY + example
     (site / "toy_ragspec.py").write_text(module, encoding="utf-8")
+    extra = "from ragspec.errors import MissingExtraError\nraise MissingExtraError('Install it.')"
+    (site / "toy_extra.py").write_text(extra)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-ragspec\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[ragspec.drafters]\noutside = toy_ragspec:Toy\ncontext = toy_ragspec:Toy\n"
         "echo = toy_ragspec:EchoDrafter\nabsent = no_such_module:Toy\nvague = math:pi\n"
+        "needy = toy_extra:Toy\n"
         "[ragspec.rules]\noutside-rule = toy_ragspec:Nearly\nvague-rule = math:pi\n"
         "[ragspec.families]\noutside-family = toy_ragspec:ToyFamily\nvague-family = math:pi\n"
     )
@@ -152,6 +155,8 @@ def test_entry_points_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             assert name not in dict(registry.entries(kind))
     with pytest.warns(UserWarning), pytest.raises(InputError, match="got vague = math:pi: 'float'"):
         Engine(model, drafter="vague")
+    with pytest.warns(UserWarning), pytest.raises(MissingExtraError, match=r"^Install it"):
+        Engine(model, drafter="needy")
     rule: Any = make_rule("outside-rule", codebook(64), slack=2.0)
     assert rule.slack == 2.0
     family = registry.resolve("family", "outside-family")
