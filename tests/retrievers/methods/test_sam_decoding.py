@@ -38,6 +38,14 @@ def test_the_longest_match_is_continued_from_its_latest_place(text: list[int]) -
     assert match(text) == expected[:40]
 
 
+def test_repeated_tokens_have_the_origin_of_the_first_copy() -> None:
+    text = (0, 1, 0, 1)
+    session = MatchDrafter().open(DraftRequest(text, VOCAB, spans=((0, 4, 3, 0),)))
+    tree = session.propose(at(text), 5)
+    assert tree.tokens.tolist() == [0, 1, 0, 1, 0]
+    assert tree.origin.tolist() == [[3, 2], [3, 3], [3, 2], [3, 3], [3, 2]]
+
+
 def test_a_match_of_m_tokens_is_continued_by_1_plus_4_m() -> None:
     text = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 3, 4, 2, 1, 0, 2, 0, 3, 1, 1]
     prompt = [*text, 4, 0]  # matches "4 0"
