@@ -387,6 +387,14 @@ def test_ids_beyond_the_vocabulary_are_ignored_in_configs() -> None:
     assert ours(model) == theirs(model) != plain()
 
 
+def test_values_of_a_config_without_effect_are_accepted() -> None:
+    off: dict[str, Any] = {"guidance_scale": 1.0, "token_healing": False, "num_beams": 1}
+    off |= {"num_beam_groups": 1, "diversity_penalty": 0.0, "penalty_alpha": 0.0}
+    off |= {"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+    config = GenerationConfig(do_sample=True, **off)
+    assert Sampling.from_generation_config(config).with_defaults(config).temperature == 1.0
+
+
 def test_settings_out_of_range_are_named() -> None:
     with pytest.raises(SamplingError, match="repetition_penalty is -1"):
         ours(model_that_asks(repetition_penalty=-1.0))

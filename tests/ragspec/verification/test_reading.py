@@ -2,12 +2,14 @@
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import ragspec.verification.reading as reading
 from ragspec import Engine, Sampling
+from ragspec.engine.prefill import portions
 from ragspec.errors import InputError
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
@@ -114,6 +116,16 @@ def test_prompts_are_read_in_smaller_chunks_beside_running_texts() -> None:
     long = request.submit(tiny.prompt(40), max_new_tokens=2)
     assert len(long.result().tokens) == 2 and len(handle.result().tokens) == 60
     assert 0 < max(width for _, width in fed) <= 8
+
+
+@pytest.mark.parametrize(
+    ("chunk", "counts"), [(8, [5, 3]), (5, [5]), (30, [5, 6, 7]), (None, [5, 6, 7])]
+)
+def test_prompts_of_a_forward_share_its_chunk(chunk: int | None, counts: list[int]) -> None:
+    jobs: list[Any] = [Mock(left=[1] * n) for n in (5, 6, 7)]
+    for job in jobs:
+        job.begins_like.return_value = False
+    assert [count for _, count in portions(jobs, chunk, Mock())] == counts
 
 
 def test_accelerators_read_larger_chunks() -> None:
