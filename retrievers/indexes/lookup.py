@@ -168,8 +168,19 @@ def arrange(
         key = (token << 20) | row
         ascending &= key > before
         keys[at] = before = key
-    if not ascending:  # most nodes have one child, or one row
-        keys[low:high].sort()
+    if ascending:  # most nodes have one child, or one row
+        return
+    gap = 1
+    while gap * 3 < high - low:
+        gap = gap * 3 + 1
+    while gap > 0:  # Shell's sort: short, and quick on a few hundred
+        for at in range(low + gap, high):
+            key, to = keys[at], at
+            while to >= low + gap and keys[to - gap] > key:
+                keys[to] = keys[to - gap]
+                to -= gap
+            keys[to] = key
+        gap //= 3
 
 
 @compiled
