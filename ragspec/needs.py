@@ -5,8 +5,6 @@ host program that only asks for drafts, declares its `Capabilities`. `match` com
 a text begins and raises the error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING
@@ -29,29 +27,29 @@ class HiddenStates:
             guidance, the conditional one first.
     """
 
-    by_tap: Mapping[int, Tensor]
+    by_tap: "Mapping[int, Tensor]"
 
     def __len__(self) -> int:
         """Return the number of positions."""
         return next(iter(self.by_tap.values())).shape[1]
 
-    def at(self, positions: slice | Tensor | Sequence[int]) -> HiddenStates:
+    def at(self, positions: "slice | Tensor | Sequence[int]") -> "HiddenStates":
         """Return the states of some positions."""
         return HiddenStates({tap: states[:, positions] for tap, states in self.by_tap.items()})
 
-    def of(self, taps: Iterable[int]) -> Tensor:
+    def of(self, taps: Iterable[int]) -> "Tensor":
         """Return the states with these numbers side by side, [copies, n, H times numbers]."""
         parts = [self.by_tap[tap] for tap in taps]
         return parts[0] if len(parts) == 1 else _joined(parts, -1)
 
     @classmethod
-    def joined(cls, parts: Sequence[HiddenStates]) -> HiddenStates:
+    def joined(cls, parts: "Sequence[HiddenStates]") -> "HiddenStates":
         """Return the states of successive forwards as those of one."""
         taps = set(parts[0].by_tap).intersection(*(part.by_tap for part in parts))
         return cls({tap: _joined([part.by_tap[tap] for part in parts], 1) for tap in taps})
 
 
-def _joined(parts: Sequence[Tensor], dimension: int) -> Tensor:
+def _joined(parts: "Sequence[Tensor]", dimension: int) -> "Tensor":
     import torch
 
     return torch.cat(list(parts), dimension)
@@ -83,7 +81,7 @@ class Needs:
     probabilities: bool = False
 
     @classmethod
-    def union(cls, parts: Sequence[Needs]) -> Needs:
+    def union(cls, parts: "Sequence[Needs]") -> "Needs":
         """Return the needs of a part that contains others: the largest of each field."""
         rows = map(astuple, [cls(), *parts])
         most = cls(*map(max, zip(*rows, strict=True)))

@@ -4,8 +4,6 @@ A `PromptTemplate` decides the words. This module inserts as many passages as fi
 in the tokens.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +48,7 @@ class Prompt:
 
 
 def build_prompt(
-    tokenizer: Tokenizer | None,
+    tokenizer: "Tokenizer | None",
     question: str,
     hits: Sequence[Hit],
     *,
@@ -93,7 +91,7 @@ def clean_question(question: str) -> str:
     return well_formed(question)
 
 
-def lay_out(tokenizer: Tokenizer, prompt: Prompt, template: PromptTemplate) -> Prompt:
+def lay_out(tokenizer: "Tokenizer", prompt: Prompt, template: PromptTemplate) -> Prompt:
     """Return the prompt with the beginnings of the two lines if its template asks for them.
 
     Better passages have more copies of their label.
@@ -109,7 +107,7 @@ def lay_out(tokenizer: Tokenizer, prompt: Prompt, template: PromptTemplate) -> P
     return replace(prompt, layout=tuple(text for text in texts if text is not None))
 
 
-def placed(tokenizer: Tokenizer, text: str, hits: Sequence[Hit]) -> Prompt:
+def placed(tokenizer: "Tokenizer", text: str, hits: Sequence[Hit]) -> Prompt:
     """Tokenize the text of a prompt, and locate the passages of `hits` in it, in their order."""
     # A chat template has already written the special tokens of the beginning.
     encoded = encode_text(tokenizer, text, add_special_tokens=not is_chat(tokenizer))
@@ -118,7 +116,7 @@ def placed(tokenizer: Tokenizer, text: str, hits: Sequence[Hit]) -> Prompt:
 
 
 def passage_first(
-    tokenizer: Tokenizer,
+    tokenizer: "Tokenizer",
     question: str,
     hit: Hit,
     template: PromptTemplate,
@@ -140,7 +138,7 @@ def passage_first(
 
 
 def led_by(
-    tokenizer: Tokenizer, question: str, hit: Hit, template: PromptTemplate
+    tokenizer: "Tokenizer", question: str, hit: Hit, template: PromptTemplate
 ) -> tuple[str, int]:
     """Return a prompt over one passage, special tokens marked, and where the passage ends.
 
@@ -153,7 +151,7 @@ def led_by(
     return text, at + 1 + len(passages[0][1]) if at >= 0 else 0
 
 
-def passages_of(hits: Sequence[Hit], tokenizer: Tokenizer) -> list[tuple[str, str]]:
+def passages_of(hits: Sequence[Hit], tokenizer: "Tokenizer") -> list[tuple[str, str]]:
     """Return titles, on one line each, and texts of passages, special tokens marked."""
     return [
         (

@@ -3,8 +3,6 @@
 See `records.takes_records`. A check that needs no model runs when a record is created.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,7 +100,7 @@ class EngineOptions(PlaceOptions):
         checks.check_need("draft model", drafters, self.draft_model)
         checks.check_need("store", drafters, store)
 
-    def load_engine(self, stores: StoreOptions | None = None) -> Engine:
+    def load_engine(self, stores: "StoreOptions | None" = None) -> "Engine":
         """Load the models and open the stores; raise an error for one that does not fit."""
         from ragspec.drafters.build import model_drafter
         from ragspec.engine import engine
@@ -195,7 +193,7 @@ class SamplingOptions:
             ) from error
         return Sampling(temperature=temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed)
 
-    def settings_for(self, engine: Engine) -> Sampling:
+    def settings_for(self, engine: "Engine") -> Sampling:
         """Return the settings of the options, or of the model's generation config."""
         config = engine.target.generation_config
         return self.settings() or Sampling.from_generation_config(config, seed=self.seed, n=1)
@@ -257,11 +255,11 @@ class SearchOptions:
         return next((path for path in self.docs if is_store(path)), None)
 
     @property
-    def settings(self) -> PromptSettings:
+    def settings(self) -> "PromptSettings":
         """The arguments of an `Answerer`."""
         return {}
 
-    def open(self, terminal: Terminal) -> DocQA:
+    def open(self, terminal: Terminal) -> "DocQA":
         """Return the pipeline over the documents."""
         if self.index is None:
             qa = index_documents(self.docs, self.embedder, terminal, **self.settings)
@@ -297,7 +295,7 @@ class DocumentOptions(SearchOptions):
             find_template(self.prompt, self.system)
 
     @property
-    def settings(self) -> PromptSettings:
+    def settings(self) -> "PromptSettings":
         """Those of a prompt too."""
         return {"top_k": self.top_passages, "prompt": self.prompt, "system": self.system}
 
@@ -341,8 +339,8 @@ def index_documents(
     embedder: str | None,
     terminal: Terminal,
     dense: str = "exact",
-    **settings: Unpack[PromptSettings],
-) -> DocQA:
+    **settings: "Unpack[PromptSettings]",
+) -> "DocQA":
     """Read documents, before torch is imported, and index them; note the files left out."""
     from ragspec.retrievers.search.documents import load_documents
 

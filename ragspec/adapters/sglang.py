@@ -8,8 +8,6 @@ with another corpus, which returns the draft tree of each row. Your own plugin t
 `register("NAME", store=folder)` drafts from a ragspec store as well.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -82,7 +80,7 @@ def register(name: str = "RAGSPEC", **options: object) -> None:
             """Return False: drafts have no keys and values."""
             return False
 
-        def handle_server_args(self, server_args: ServerArgs) -> None:
+        def handle_server_args(self, server_args: "ServerArgs") -> None:
             """Set the server's arguments as SGLang does for NGRAM."""
             settle(server_args)
 
@@ -90,7 +88,7 @@ def register(name: str = "RAGSPEC", **options: object) -> None:
     register_worker(partial(worker_of, parsed))
 
 
-def settle(args: ServerArgs) -> None:
+def settle(args: "ServerArgs") -> None:
     """Set the arguments as for NGRAM; raise InputError for one that does not fit drafts of text."""
     if getattr(args, "enable_dp_attention", False):
         raise InputError("got --enable-dp-attention; expected none with drafts from text.")
@@ -121,7 +119,7 @@ def settle(args: ServerArgs) -> None:
         )
 
 
-def worker_of(options: HostOptions, server_args: ServerArgs) -> type[NGRAMWorker]:
+def worker_of(options: HostOptions, server_args: "ServerArgs") -> "type[NGRAMWorker]":
     """Return SGLang's worker with our corpus; raise HostError if it has another interface."""
     module = import_module(WORKER)
     for name, expected in CALLED.items():
@@ -135,7 +133,7 @@ def worker_of(options: HostOptions, server_args: ServerArgs) -> type[NGRAMWorker
         """An n-gram worker that drafts whole trees from the text of each request."""
 
         @property
-        def ngram_corpus(self) -> TreeCorpus:
+        def ngram_corpus(self) -> "TreeCorpus":
             """The corpus of drafts: ours, which replaces the one that SGLang assigns."""
             return self._trees
 
@@ -151,7 +149,7 @@ def worker_of(options: HostOptions, server_args: ServerArgs) -> type[NGRAMWorker
                 chains=self.topk == 1,
             )
 
-        def _prepare_draft_tokens(self, batch: ScheduleBatch) -> object:
+        def _prepare_draft_tokens(self, batch: "ScheduleBatch") -> object:
             """Lend the corpus the whole texts, as SGLang passes only their last tokens."""
             self._trees.lend({request.rid: _text(request) for request in batch.reqs})
             return super()._prepare_draft_tokens(batch)
@@ -159,7 +157,7 @@ def worker_of(options: HostOptions, server_args: ServerArgs) -> type[NGRAMWorker
     return RagspecWorker
 
 
-def _text(request: Req) -> Callable[[], Sequence[int]]:
+def _text(request: "Req") -> Callable[[], Sequence[int]]:
     return lambda: [*request.origin_input_ids_unpadded, *request.output_ids]
 
 
@@ -194,7 +192,7 @@ class TreeCorpus:
         nodes: int,
         vocab_size: int,
         limit: int,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: "Tokenizer | None" = None,
         chains: bool = False,
     ) -> None:
         self._nodes = nodes

@@ -4,8 +4,6 @@ A drafter declares its `Needs`. The target computes and keeps only what is decla
 to the host only when it is read there.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -60,7 +58,7 @@ class DraftRequest:
     vocab_size: int
     spans: tuple[tuple[int, int, int, int], ...] = ()
     texts: tuple[SourceText, ...] = ()
-    distribution: TokenDistribution | None = None
+    distribution: "TokenDistribution | None" = None
     draft_prompt: tuple[int, ...] | None = None
     static: str = "off"
     owner: str | None = None
@@ -81,7 +79,7 @@ class DraftContext:
     tokens: list[int]
     prompt_length: int
     remaining: int
-    adviser: BudgetSession | None = None
+    adviser: "BudgetSession | None" = None
 
     @property
     def generated(self) -> int:
@@ -100,10 +98,10 @@ class Prefill:
     """
 
     tokens: Ints
-    best: TopTokens | None = None
+    best: "TopTokens | None" = None
     hidden: HiddenStates | None = None
 
-    def restricted(self, needs: Needs) -> Prefill | None:
+    def restricted(self, needs: Needs) -> "Prefill | None":
         """Return the part that a drafter needs, None if that is empty."""
         best = self.best if needs.prompt_top_tokens else None
         hidden = self.hidden if needs.hidden_states else None
@@ -171,15 +169,15 @@ class Drafter(ABC):
     name: str
     kind: DraftKind = DraftKind.DETERMINISTIC
     needs: Needs = Needs()
-    drafters: tuple[Drafter, ...] = ()
+    drafters: "tuple[Drafter, ...]" = ()
     looks_up: bool = True
-    transform: Transform | None = None
+    transform: "Transform | None" = None
 
     @abstractmethod
     def open(self, request: DraftRequest) -> DraftSession:
         """Return a fresh session for one row; a step of one session changes no other."""
 
-    def fits(self, model: object = None, tokenizer: Tokenizer | None = None) -> None:
+    def fits(self, model: object = None, tokenizer: "Tokenizer | None" = None) -> None:
         """Check that its stores and weights, and those of contained drafters, fit the engine.
 
         Args:

@@ -1,7 +1,5 @@
 """The engine: a model, its tokenizer, a drafter and a budget, ready to generate."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable
@@ -66,7 +64,7 @@ class Engine:
     def __init__(
         self,
         model: Model,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: "Tokenizer | None" = None,
         drafter: DrafterSpec = "auto",
         draft_model: DraftModel = None,
         budget: BudgetSpec = "auto",
@@ -84,7 +82,7 @@ class Engine:
         self._configure_drafting(drafter, draft_model, budget, rule)
 
     @property
-    def model(self) -> PreTrainedModel:
+    def model(self) -> "PreTrainedModel":
         """The model of transformers."""
         return self.target.model
 
@@ -101,7 +99,7 @@ class Engine:
         device_map: DeviceMap = None,
         adapter: str | Path | None = None,
         **options: Any,
-    ) -> Engine:
+    ) -> "Engine":
         """Return an engine over a model given by path or name; see `Engine` for the rest.
 
         "starter" and "starter-draft" are the bundled models.
@@ -283,13 +281,13 @@ class Engine:
         self._listeners[key] = callback
         return partial(self._listeners.pop, key, None)
 
-    def without_callbacks(self) -> Engine:
+    def without_callbacks(self) -> "Engine":
         """Return a copy without `on_finish` callbacks, for texts that may be discarded."""
         other = copy.copy(self)
         other._listeners.clear()
         return other
 
-    def __copy__(self) -> Engine:
+    def __copy__(self) -> "Engine":
         """Return an engine over the same scheduler, with callbacks that change apart."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, _listeners=dict(self._listeners))
@@ -297,7 +295,7 @@ class Engine:
 
     def with_drafter(
         self, drafter: DrafterSpec, budget: BudgetSpec = "auto", rule: RuleSpec = None
-    ) -> Engine:
+    ) -> "Engine":
         """Return an engine with another drafter, without callbacks.
 
         Target, scheduler, prefix cache and the cost of forwards are shared. Arguments and errors
@@ -315,7 +313,7 @@ class Engine:
         *,
         max_model_len: int | None = None,
         kv_memory: int | None = None,
-    ) -> Engine:
+    ) -> "Engine":
         """Return an engine with a scheduler and a prefix cache of its own, without callbacks.
 
         Args:

@@ -1,7 +1,5 @@
 """Conversion of prompts in all accepted forms to token ids."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +25,7 @@ _FORMS = (
 
 
 def encode_prompts(
-    prompts: Prompts, tokenizer: Tokenizer | None, input_size: int, mask: Tensor | None = None
+    prompts: Prompts, tokenizer: "Tokenizer | None", input_size: int, mask: Tensor | None = None
 ) -> Encoded:
     """Return the token ids of each prompt of any accepted form, and whether it is a single one.
 
@@ -66,7 +64,7 @@ def expect_ids(
     return tokens
 
 
-def _read(prompts: object, tokenizer: Tokenizer | None, mask: Tensor | None) -> Encoded:
+def _read(prompts: object, tokenizer: "Tokenizer | None", mask: Tensor | None) -> Encoded:
     """Return the token ids of one prompt or several in any accepted form, unchecked."""
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
         if mask is None:
@@ -178,7 +176,7 @@ def _from_tensor(ids: Tensor | np.ndarray, mask: object) -> Encoded:
     return _unpadded(rows, marks), len(rows) == 1
 
 
-def _from_list(prompts: Sequence[Any], tokenizer: Tokenizer | None) -> Encoded:
+def _from_list(prompts: Sequence[Any], tokenizer: "Tokenizer | None") -> Encoded:
     first = prompts[0]
     if _is_id(first):
         _check_alike(prompts, _is_id)
@@ -208,7 +206,7 @@ def _check_alike(prompts: Sequence[object], belongs: Callable[[object], bool]) -
             )
 
 
-def _tokenize(name: str, text: str, tokenizer: Tokenizer | None, **options: object) -> list[int]:
+def _tokenize(name: str, text: str, tokenizer: "Tokenizer | None", **options: object) -> list[int]:
     """Return the token ids of a text; raise InputError without a tokenizer."""
     if tokenizer is None:
         raise InputError(
@@ -222,7 +220,7 @@ def _tokenize(name: str, text: str, tokenizer: Tokenizer | None, **options: obje
 
 
 def encode_value(
-    name: str, value: object, tokenizer: Tokenizer | None, vocab_size: int
+    name: str, value: object, tokenizer: "Tokenizer | None", vocab_size: int
 ) -> tuple[int, ...]:
     """Return the token ids of an option that is a text or ids."""
     value = _tokenize(name, value, tokenizer) if isinstance(value, str) else as_list(value)
@@ -231,7 +229,7 @@ def encode_value(
     return tuple(expect_ids(name, value, vocab_size))
 
 
-def _chat(messages: Sequence[Message], tokenizer: Tokenizer | None) -> list[int]:
+def _chat(messages: Sequence[Message], tokenizer: "Tokenizer | None") -> list[int]:
     if tokenizer is None or not getattr(tokenizer, "chat_template", None):
         raise InputError(
             "got chat messages but the tokenizer has no chat template; pass a text, or set "
@@ -241,7 +239,7 @@ def _chat(messages: Sequence[Message], tokenizer: Tokenizer | None) -> list[int]
     return list(encode_text(tokenizer, render_chat(tokenizer, turns)).ids)
 
 
-def read_message(message: Message, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def read_message(message: Message, number: int, tokenizer: "Tokenizer") -> dict[str, Any]:
     """Return message `number`, from 0, as chat templates expect it.
 
     Texts are well formed, text parts are joined, special tokens in the text are marked, and the
@@ -324,7 +322,7 @@ ANCHOR = 4  # tokens of the prompt; more would make a first match look too certa
 
 
 def read_prediction(
-    prediction: object, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer | None, size: int
+    prediction: object, prompts: Sequence[Sequence[int]], tokenizer: "Tokenizer | None", size: int
 ) -> tuple[SourceText | None, ...]:
     """Return the predicted text of each prompt as a text to draft from, None for no prediction.
 

@@ -1,7 +1,5 @@
 """Requests: one text to generate each, with all options checked before anything runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -139,8 +137,8 @@ def read_requests(
     prompts: Prompts,
     sampling: Sampling | None,
     options: Options,
-    target: CausalTarget,
-    tokenizer: Tokenizer | None,
+    target: "CausalTarget",
+    tokenizer: "Tokenizer | None",
     attention_mask: Tensor | None = None,
 ) -> tuple[list[Request], bool]:
     """Check the arguments of a call; return a request for each sample of each prompt.
@@ -188,8 +186,8 @@ def _common(
     options: Options,
     sampling: Sampling,
     prompts: Sequence[Sequence[int]],
-    target: CausalTarget,
-    tokenizer: Tokenizer | None,
+    target: "CausalTarget",
+    tokenizer: "Tokenizer | None",
 ) -> Request:
     """Return the request that all texts of a call have in common."""
     config = target.generation_config if sampling.defaults is None else sampling.defaults
@@ -240,8 +238,8 @@ def _stop_rule(
     sampling: Sampling,
     lengths: tuple[int, int],
     config: object,
-    target: CausalTarget,
-    tokenizer: Tokenizer | None,
+    target: "CausalTarget",
+    tokenizer: "Tokenizer | None",
 ) -> StopRule:
     """Return the rule that ends the texts.
 

@@ -1,7 +1,5 @@
 """Verification of chains over the model's own cache: the fallback of recurrent hybrids."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Sequence
@@ -26,12 +24,12 @@ class PathTarget(CausalTarget):
     capabilities = Capabilities(hidden_states=False, owner="a model that verifies chains alone")
     chains = True
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         super().__init__(model)
         self.divisible = False  # recurrent layers do not keep their states within a prompt
         self._timed: tuple[int, PathSession] | None = None
 
-    def open(self, rows: int = 0, *_: object, **__: object) -> PathSession:  # type: ignore[override]
+    def open(self, rows: int = 0, *_: object, **__: object) -> "PathSession":  # type: ignore[override]
         """Return a session of R empty rows; the model's own cache needs no capacity."""
         return PathSession(self, rows)
 
@@ -140,7 +138,7 @@ class PathSession(TargetSession):
         return logits
 
 
-def snapshot(cache: Cache | None) -> Cache | None:
+def snapshot(cache: "Cache | None") -> "Cache | None":
     """Return a copy of a transformers cache that later forwards do not change.
 
     Keys and values are shared: dynamic layers replace them by longer ones and never write into
@@ -153,7 +151,7 @@ def snapshot(cache: Cache | None) -> Cache | None:
     return twin
 
 
-def _copied(thing: Cache) -> Cache:
+def _copied(thing: "Cache") -> "Cache":
     """Return a shallow copy with cloned tensors in lists and dictionaries."""
     twin = copy.copy(thing)
     for name, value in vars(thing).items():
@@ -168,7 +166,7 @@ def _cloned(value: object) -> object:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _croppable(cache: Cache) -> bool:
+def _croppable(cache: "Cache") -> bool:
     """Return whether the last slots of every layer can be dropped.
 
     Sliding layers have already dropped the slots before their window, which a shorter text needs.

@@ -6,8 +6,6 @@ process writes at a time and any number read; every change starts from the newes
 disk. Text has a scope: the text of one tenant is never offered to another.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import warnings
@@ -88,16 +86,16 @@ class CorpusIndex:
     def build(
         cls,
         texts_or_tokens: Texts,
-        tokenizer: Tokenizer | None,
+        tokenizer: "Tokenizer | None",
         out: str | os.PathLike[str],
         *,
         scope: str = GLOBAL,
-        model: PreTrainedModel | Engine | str | None = None,
+        model: "PreTrainedModel | Engine | str | None" = None,
         vocab_size: int | None = None,
         depth: int = DEPTH,
         segment_tokens: int = LARGEST,
         **options: Any,
-    ) -> CorpusIndex:
+    ) -> "CorpusIndex":
         """Write a new corpus, in place of an older one, and open it.
 
         Args:
@@ -132,12 +130,12 @@ class CorpusIndex:
         cls,
         path: str | os.PathLike[str],
         *,
-        tokenizer: Tokenizer | None = None,
-        model: PreTrainedModel | Engine | str | None = None,
+        tokenizer: "Tokenizer | None" = None,
+        model: "PreTrainedModel | Engine | str | None" = None,
         verify: Verify = "full",
         flush_tokens: int = FLUSH_TOKENS,
         max_tokens: int | None = None,
-    ) -> CorpusIndex:
+    ) -> "CorpusIndex":
         """Open a corpus; raise StoreError if it is missing, damaged or does not fit.
 
         Args:
@@ -210,7 +208,7 @@ class CorpusIndex:
                     stacklevel=2,
                 )
 
-    def record(self, engine: Engine, *, scope: str, lead: int = LEAD) -> Callable[[], None]:
+    def record(self, engine: "Engine", *, scope: str, lead: int = LEAD) -> Callable[[], None]:
         """Append every answer that the engine finishes from now on; return a function to stop it.
 
         Args:
@@ -229,7 +227,7 @@ class CorpusIndex:
         self._model = self._model or prints[MODEL]  # the store's fingerprint may cover more dtypes
         self._check_read(engine, scope)
 
-        def keep(generation: Generation) -> None:
+        def keep(generation: "Generation") -> None:
             before = generation.prompt_tokens[max(0, len(generation.prompt_tokens) - lead) :]
             self.append([*before, *generation.tokens], scope=scope)
 
@@ -242,7 +240,7 @@ class CorpusIndex:
 
         return end
 
-    def _check_read(self, engine: Engine, scope: str) -> None:
+    def _check_read(self, engine: "Engine", scope: str) -> None:
         """Warn if the engine's drafters read this corpus, but not the scope that it records."""
         every = () if engine.drafter is None else within(engine.drafter)
         read = {r.scope for r in every if isinstance(r, RestDrafter) and r.corpus is self}

@@ -6,8 +6,6 @@ feed-forward layer, which was slightly better for its model but does not exist i
 are float16. The store is whole or absent.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -105,12 +103,12 @@ class Datastore:
     def build(
         cls,
         texts: Texts,
-        engine: Engine,
+        engine: "Engine",
         out: str | os.PathLike[str],
         *,
         max_tokens: int = MOST_KEYS,
         progress: ProgressCallback = lambda documents, keys: None,
-    ) -> Datastore:
+    ) -> "Datastore":
         """Read texts with an engine's model and write its hidden state before every token.
 
         An older datastore in `out` is replaced once the new one is whole.
@@ -141,7 +139,7 @@ class Datastore:
         return cls.open(out, verify="size")
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, verify: Verify = "full") -> Datastore:
+    def open(cls, path: str | os.PathLike[str], *, verify: Verify = "full") -> "Datastore":
         """Open a datastore that `build` wrote.
 
         Args:
@@ -177,7 +175,7 @@ class Datastore:
         following: Numbers = numbers[:, None] + np.arange(count + 1)
         return following[following < ends[:, None]]
 
-    def check(self, engine: Engine) -> None:
+    def check(self, engine: "Engine") -> None:
         """Raise StoreError if the datastore was made with another model or tokenizer."""
         expected = prints_of(engine.model, engine.tokenizer)
         check_prints(f"the datastore {self.path}", self._store.manifest.fingerprints, expected)
@@ -206,7 +204,7 @@ class TokenWindow(NamedTuple):
 def _write_keys(
     folder: Path,
     documents: Iterable[TokenRow],
-    engine: Engine,
+    engine: "Engine",
     most: int,
     on_progress: ProgressCallback,
 ) -> dict[str, int]:
@@ -264,7 +262,7 @@ def _windows(
 
 
 def _states(
-    target: CausalTarget, windows: Sequence[TokenWindow], room: int
+    target: "CausalTarget", windows: Sequence[TokenWindow], room: int
 ) -> list[NDArray[np.float16]]:
     """Return the keys f16 [n, H] of windows, in their order."""
     from ragspec.verification.causal import read_states
@@ -292,7 +290,7 @@ def _halved(states: NDArray[np.float32]) -> NDArray[np.float16]:
     return halved
 
 
-def _beginning(tokenizer: Tokenizer | None) -> Sequence[int]:
+def _beginning(tokenizer: "Tokenizer | None") -> Sequence[int]:
     """Return the tokens that a tokenizer puts before every text."""
     if tokenizer is None or tokenizer.bos_token_id is None:
         return ()

@@ -11,8 +11,6 @@ no wheel. Both are poor in other scripts than Latin. For their questions the sha
 alone, and words are compared by their first letters, as endings differ.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +57,7 @@ class Sentence:
         score: How well it answers the question; 1 and more if it speaks of it.
     """
 
-    hit: Hit
+    hit: "Hit"
     start: int
     end: int
     score: float
@@ -70,7 +68,7 @@ class Sentence:
         return self.hit.document.text[self.start : self.end]
 
     @property
-    def alone(self) -> Hit:
+    def alone(self) -> "Hit":
         """The passage cut to the sentence."""
         passage = replace(self.hit.passage, start=self.start, end=self.end, text=self.text)
         return replace(self.hit, passage=passage)
@@ -94,7 +92,7 @@ class Sentence:
 
 
 def rank_sentences(
-    question: str, hits: Sequence[Hit], most: int = MOST, *, ranked: bool = True
+    question: str, hits: "Sequence[Hit]", most: int = MOST, *, ranked: bool = True
 ) -> list[Sentence]:
     """Return the sentences of passages that answer best, best first, copies once.
 
@@ -112,7 +110,7 @@ def rank_sentences(
     return list(first.values())[:most]
 
 
-def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[float]:
+def score_spans(question: str, spans: "Sequence[tuple[Hit, int, int]]") -> list[float]:
     """Return how well each part of a document, start to end, answers a question."""
     if not spans:
         return []
@@ -135,8 +133,8 @@ def score_spans(question: str, spans: Sequence[tuple[Hit, int, int]]) -> list[fl
 
 
 def _likeness(
-    embedder: StaticEmbedder, terms: Sequence[str], parts: Sequence[Sequence[str]]
-) -> Floats:
+    embedder: "StaticEmbedder", terms: Sequence[str], parts: Sequence[Sequence[str]]
+) -> "Floats":
     """Return the cosine of each term with the most similar word of each part [parts, terms]."""
     words = dict.fromkeys(word for part in parts for word in part)
     places = {word: place for place, word in enumerate(words)}
@@ -150,13 +148,13 @@ def _likeness(
     return np.stack(best)
 
 
-def titled(hit: Hit, start: int, end: int) -> str:
+def titled(hit: "Hit", start: int, end: int) -> str:
     """Return a part of a document below its titles."""
     titles = hit.document.title, heading_of(hit.document, start), hit.passage.title
     return "\n".join((*titles, hit.document.text[start:end]))
 
 
-def statements(hit: Hit) -> Iterator[Span]:
+def statements(hit: "Hit") -> Iterator[Span]:
     """Yield the sentences of a passage as characters (start, end) of the document.
 
     Headings with text below them are left out, and long sentences cut at lines. Short ones of one
@@ -215,7 +213,7 @@ def _word_count(text: str) -> int:
 
 
 @cache
-def _judge() -> StaticEmbedder:
+def _judge() -> "StaticEmbedder":
     """Return the embedder of the scores."""
     from ragspec.retrievers.search.dense import load_wordllama
 
@@ -223,7 +221,7 @@ def _judge() -> StaticEmbedder:
 
 
 @cache
-def _bundled() -> StaticEmbedder:
+def _bundled() -> "StaticEmbedder":
     from ragspec.retrievers.search.dense import StaticEmbedder, load_embedder
 
     return cast(StaticEmbedder, load_embedder())
