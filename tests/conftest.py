@@ -1,4 +1,4 @@
-"""What every test shares: one torch thread, no network, and the data directory where there is one.
+"""Settings of every test: one torch thread, no network, and the data directory where there is one.
 
 The data directory is found by `--shared DIR`, else by RAGSPEC_SHARED, else beside the repository.
 """

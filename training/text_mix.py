@@ -99,7 +99,7 @@ class Mix:
         while room - len(sample.tokens) > 8 and len(part) > 4:
             start = rng.choice([0, rng.randrange(len(part) - 3)])
             again = part[start : start + room - len(sample.tokens) - 1]
-            # Where a repeat begins cannot be known.
+            # The start of a repeat is unknown.
             sample.add(again[:1], 0.0)
             for before, token in pairwise(again):
                 sample.add([token], fork_weight(before, forks))

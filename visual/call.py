@@ -19,7 +19,7 @@ OUTPUTS = ("pil", "np", "pt", "latent")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageCall:
-    """What to draw, and how; checked when it is created.
+    """The images to draw and their settings, checked when it is created.
 
     Attributes:
         prompt: A text or several, of any lengths, for models of prompts.

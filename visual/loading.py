@@ -34,7 +34,7 @@ IMAGE_MODEL = (
     "an image model. Open a published file in Python with ImagePipeline.from_pretrained, and "
     "save_pretrained writes its folder"
 )
-# What save_pretrained writes, beside configurations.
+# Files of save_pretrained beside configurations.
 PARTS = (
     *("target", "tokenizer", "vae", "vq", "draft", "head", RELAXATION),
     *("model.safetensors*", "model-*-of-*.safetensors"),

@@ -181,7 +181,7 @@ class ImagePipeline:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return torch.device(self.model.device)
 
     @property

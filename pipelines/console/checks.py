@@ -25,7 +25,7 @@ OPTION_OF_NEED = MappingProxyType(
 NEEDS = MappingProxyType({"store": ("rest",), "draft model": ("model", "fused", "rapid")})
 STORED = ("suffix", "rest", "select", "hierarchy", "rasd", "auto")  # which use a store
 UNLISTED = ("head", "jacobi", "next-tokens", "ngrams")  # names of drafters that are no methods
-# What the first bytes of a file have if a command of ours wrote it, see `check_output`.
+# The first bytes of files that our commands write, see `check_output`.
 JSON, PAGE, TRACE = b'{\n "', b'content="ragspec"', b'"format": "ragspec-trace"'
 
 

@@ -77,7 +77,7 @@ class HostOptions:
 
 @dataclass(frozen=True, slots=True)
 class HostInterface:
-    """What is expected of a host: the name of its package, and the versions that have it."""
+    """The requirement on a host: the name of its package, and the versions that fit."""
 
     name: str
     versions: str

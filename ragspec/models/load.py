@@ -49,7 +49,7 @@ def with_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
 LOCAL: Mapping[str, object] = MappingProxyType(
     {"local_files_only": True, "trust_remote_code": False}  # None would ask on stdin
 )
-# What errors of transformers mean here, by a word in them; their advice does not apply.
+# Meanings of errors of transformers, by a word in them; their advice does not apply here.
 _MEANINGS = MappingProxyType(
     {
         "trust_remote_code": "it needs Python code from its folder, which ragspec never runs",

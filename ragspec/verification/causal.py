@@ -76,7 +76,7 @@ class CausalTarget(TargetModel):
 
     @property
     def runtime(self) -> str:
-        """What runs forwards: "torch" or "onnx"."""
+        """The runtime of forwards: "torch" or "onnx"."""
         return "torch"
 
     @property

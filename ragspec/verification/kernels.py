@@ -16,7 +16,7 @@ SCORES = 1 << 25  # attention weights that `explicit` holds at once
 
 
 class AttentionForm(NamedTuple):
-    """What an attention has beside queries, keys and values.
+    """The inputs of an attention beside queries, keys and values.
 
     Attributes:
         mask: Additive mask [B, 1 or heads, n, S].

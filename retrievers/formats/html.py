@@ -35,7 +35,7 @@ CELLS = frozenset({"td", "th"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 STRUCK = frozenset({"del", "s", "strike"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
-# What a reader of the screen leaves out as well: menus in other elements, icons, second copies.
+# Parts that screen readers leave out as well: menus in other elements, icons, second copies.
 UNSEEN = '//body//*[@role="navigation" or @role="search" or @aria-hidden="true"]'
 NOTED = "//svg[.//text[normalize-space()]] | //body//noscript[normalize-space()]"  # left out
 MAX_STEPS = 200_000  # over cells of a page, to bring them in line
@@ -77,7 +77,7 @@ def lowered(text: str) -> str:
     return digits if not re.search(r"[^₀-₎]", digits) else "_" + grouped(text)
 
 
-# What the parts of a formula become; one function takes all parts, joined.
+# The text of a formula by its parts; one function takes all parts, joined.
 FORMULAS: dict[str, tuple[Callable[[str], str], ...]] = {
     "sup": (raised,),
     "sub": (lowered,),

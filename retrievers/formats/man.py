@@ -48,7 +48,7 @@ CONDITION = re.compile(
     r"[.'][ \t]*(?:el(?![a-z])|(?:i[fe]|while)\b[ \t]*(?P<no>!?)(?:(?P<quote>['\"])(?P<one>.*?)"
     r"(?P=quote)(?P<other>.*?)(?P=quote)|(?P<test>[nt](?=\W)|\S+)))[ \t]*(?P<rest>.*)"
 )
-# What stands before and after the text of a request.
+# The HTML before and after the text of a request.
 HTML = {
     "SH": ("<h2>", "</h2>"), "Sh": ("<h2>", "</h2>"), "SS": ("<h3>", "</h3>"),
     "Ss": ("<h3>", "</h3>"), "TP": ("<p>", "<br>"), "TQ": ("", "<br>"), "IP": ("<p>", "<br>"),

@@ -52,7 +52,7 @@ UNREAD = {
 }
 MAX_UNPACKED = 2**29
 STRICT = b"http://purl.oclc.org/ooxml/"  # names of ISO 29500, which the packages do not read
-# What readers leave out -> its name in the archive of an office file or a book.
+# Parts that readers leave out -> their name in the archive of an office file or a book.
 LEFT_OUT = {
     "pictures": re.compile(r"^(?!docProps/).*\.(png|jpe?g|gif|svg|emf|wmf|bmp|tiff?|webp)$", re.I),
     "charts and diagrams": re.compile(r"/(charts/chart|diagrams/data)[^/]*\.xml$"),

@@ -121,7 +121,7 @@ SOUNDS["depthwise_separable_out_channel"] = 32
 TOWERS = {"audio_config": TOWER | SOUNDS, "vision_config": TOWER | PICTURES}
 AXIAL = {"axial_pos_shape": (16, 16), "axial_pos_embds_dim": (16, 16)}
 
-# What a type needs beside the sizes.
+# Settings that a type needs beside the sizes.
 OF_MODEL: dict[str, dict[str, Any]] = {
     "bamba": MAMBA | {"num_hidden_layers": 3, "attn_layer_indices": [1]},
     "cohere_compass_text": {

@@ -181,7 +181,7 @@ def texts(tree: DraftTree) -> dict[int, Tokens]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where children are drawn: the step's first index, the children's index, their parent."""
+    """The place of a draw of children: the first index of the step, theirs, and their parent."""
 
     root: int
     index: int

@@ -15,7 +15,7 @@ from tests.support import tiny
 PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3]]
 PAD = 96
 NEW = 12
-# What transformers' factory of processors reads beside the settings themselves.
+# Attributes that transformers' factory of processors reads beside the settings.
 BESIDE = {"use_cache", "_eos_token_tensor", "num_beams", "max_length", "do_sample"}
 
 

@@ -85,7 +85,7 @@ def published() -> Weights:
 
 
 class Plain:
-    """What the published layers compute, by the names of their weights and nothing else."""
+    """The published layers, computed by the names of their weights alone."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights

@@ -312,7 +312,7 @@ def _index(part: Any) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Operator:
-    """What matters of an operator. launches: a kernel, so that it is no view. scalars: takes
+    """The facts of an operator. launches: a kernel, so that it is no view. scalars: takes
     tensors of the CPU that hold one number, as pointwise kernels do."""
 
     name: str
@@ -414,7 +414,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 class _Module:
-    """What `torch.get_device_module` gives."""
+    """The result of `torch.get_device_module`."""
 
     def is_initialized(self) -> bool:
         return True

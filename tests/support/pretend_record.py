@@ -13,7 +13,7 @@ _CALL = "_call_impl"  # of every torch module
 
 
 class Cause(StrEnum):
-    """What an accelerator does for the host. At copies that are not asynchronous the host waits."""
+    """The work of an accelerator for the host. The host waits at synchronous copies."""
 
     KERNEL = "kernel"
     COPY_IN = "copy in"

@@ -37,7 +37,7 @@ def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
 
 
 class Teacher:
-    """What a head learns from a target, beside the states of texts.
+    """The parts of a target that a head learns from, beside the states of texts.
 
     Attributes:
         output: From states to logits f32 of the head's tokens, with frozen weights.

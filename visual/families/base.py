@@ -172,7 +172,7 @@ class Family:
         parts = (getattr(part, "model", None) for part in (self.codec, self.text_encoder))
         return [part for part in parts if isinstance(part, torch.nn.Module)]
 
-    # What a call generates
+    # The images of a call
 
     def check(self, call: ImageCall) -> None:
         """Raise InputError or ModelError for arguments that the family does not support."""

@@ -27,7 +27,7 @@ _LAYER_SETTINGS = (
     *("rope_scaling", "rope_parameters", "max_position_embeddings", "attention_bias", "mlp_bias"),
     *("sliding_window", "layer_types"),
 )
-"""What a configuration of transformers says of the layers of a head."""
+"""The settings of a head's layers in a configuration of transformers."""
 
 
 @dataclass(slots=True)

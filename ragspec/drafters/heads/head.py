@@ -72,7 +72,7 @@ class WideLayer(nn.Module):
 
 
 class DraftHead(nn.Module):
-    """What heads of all forms have: their vocabulary, and any logits and embeddings of their own.
+    """The parts of heads of all forms: the vocabulary, and any logits and embeddings.
 
     Attributes:
         tokens: Increasing ids of the tokens that it may draft, i64 [v]; None for all.

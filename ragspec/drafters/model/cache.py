@@ -84,7 +84,7 @@ class DraftCache:
 
     @cached_property
     def _modules(self) -> tuple[Configs, Packed]:
-        """What a forward through the modules needs of them."""
+        """Their inputs for a forward through the modules."""
         return model_configs(self.model.model), Packed(pack(self.model.model))
 
     def readable(self, tokens: Sequence[int]) -> bool:

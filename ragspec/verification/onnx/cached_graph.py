@@ -196,7 +196,7 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
 
 
 class StandIn(nn.Module):
-    """What a target asks of a model between forwards: its embedding and its output head.
+    """The parts of a model that a target reads between forwards: embedding and output head.
 
     Its layers are empty; they stand for those whose inputs somebody hears.
 
@@ -298,12 +298,12 @@ class CachedTarget(OnnxTarget):
 
     @cached_property
     def _step(self) -> GraphRunner | None:
-        """What runs forwards of few positions, without the operator that waits for more."""
+        """The runner for few positions, without the operator that waits for more."""
         return self._open(STEP)
 
     @cached_property
     def _step_batch(self) -> GraphRunner | None:
-        """What runs those of several sequences; None if it changes bits."""
+        """The runner for several sequences; None if it changes bits."""
         runner, first = self._open(STEP_BATCH), self._together
         assert first is not None  # see `_runner_of`
         if runner is None:

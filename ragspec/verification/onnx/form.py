@@ -1,4 +1,4 @@
-"""What a model computes beside sizes (windows, factors, bounds), and which no graph computes."""
+"""Settings of a model beside its sizes (windows, factors, bounds), and those no graph has."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -273,7 +273,7 @@ class OnnxTarget(CausalTarget):
 
     @property
     def runtime(self) -> str:
-        """What runs forwards: "onnx", or "torch" if weights have changed."""
+        """The runtime of forwards: "onnx", or "torch" if weights have changed."""
         return "onnx" if self.runs_alone() else "torch"
 
     def runs_alone(self, taps: Iterable[int] = ()) -> bool:
@@ -355,7 +355,7 @@ class OnnxTarget(CausalTarget):
 
     @cached_property
     def _together(self) -> GraphRunner | None:
-        """What runs forwards of several sequences, opened by the first; None if it changes bits."""
+        """The runner for several sequences, opened by the first; None if it changes bits."""
         runner = self._open_batch()
         if runner is None or not self.chains:
             return runner

@@ -15,7 +15,7 @@ from ragspec.errors import HostError, InputError, UnknownNameError
 
 
 class CustomSpecAlgo:
-    """What SGLang 0.5.23 has a plugin's algorithm inherit from, as far as it matters here."""
+    """The base class of a plugin's algorithm in SGLang 0.5.23, as far as tests need it."""
 
     def __init__(
         self, name: str, factory: Any, *, supports_overlap: bool = False,

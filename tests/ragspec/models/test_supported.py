@@ -1,4 +1,4 @@
-"""What is outside the scope is refused by name, with the reason, before any work."""
+"""Models outside the scope are refused by name, with the reason, before any work."""
 
 import copy
 from types import SimpleNamespace

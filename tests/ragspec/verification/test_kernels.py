@@ -109,7 +109,7 @@ def test_the_kernel_is_as_exact_as_products(dtype: torch.dtype, sinks: torch.Ten
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_triangle_ends_at_the_last_query_and_key(groups: int, dtype: torch.dtype) -> None:
-    """What CUDA's kernels are asked for; other devices spell the triangle out."""
+    """CUDA's kernels take the causal flag; other devices get the mask."""
     query, key, value = (part.to(dtype) for part in draw(2, groups, 6, 15))
     mask = torch.full((6, 15), float("-inf"), dtype=dtype).triu(10)[None, None]
     expected = products(query, key, value, kernels.AttentionForm(mask, scaling=0.3))

@@ -226,7 +226,7 @@ VIEWS = {
 def test_parts_add_up_to_what_a_mask_gives(
     direction: str, kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the kernel does not serve, the mask that was left out is spelled out after all."""
+    """Without the kernel the target builds the mask that it would leave out."""
     monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
     if direction == "no kernel":
         monkeypatch.setattr(kernels, "_KERNEL", "_no_such_kernel")
