@@ -37,7 +37,7 @@ class FixedDrafter(Drafter):
     siblings: bool = False
     parents: Sequence[int] | None = None
     origin: tuple[int, int] = (-1, -1)
-    heard: list[object] = field(default_factory=list)
+    observed: list[object] = field(default_factory=list)
     seconds: float = 0.0
     looks_up: bool = True
     needs: Needs = field(default_factory=Needs)
@@ -69,7 +69,7 @@ class FixedSession(DraftSession):
         )
 
     def observe(self, step: Step) -> None:
-        self.drafter.heard.append(step)
+        self.drafter.observed.append(step)
 
 
 def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:

@@ -17,7 +17,7 @@ _HOOKS = (
 def state_of(model: torch.nn.Module) -> dict[str, Any]:
     """Return attributes, hooks, modes and configurations of all modules, and all weights' data.
 
-    Two such states are equal where nothing changed; weights are told by place, version and sum.
+    Two such states are equal where nothing changed; weights are compared by place, version and sum.
     """
     record: dict[str, Any] = {}
     for name, module in model.named_modules():

@@ -84,7 +84,7 @@ def hang_up(client: httpx.Client, serving: Serving, body: dict[str, Any]) -> Non
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """Return what a stream told, its last line checked."""
+    """Return the events of a stream; check its last line."""
     lines = [line for line in response.read().decode().split("\n\n") if line]
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"

@@ -1,6 +1,6 @@
 """Tiny real models and tokenizers with random weights, made once per test run.
 
-They are for tests of equality and law, never of speed: random models loop.
+They are for tests of equality and distributions, never of speed: random models loop.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def model(
 ) -> Any:
     """Return a causal model of 2 layers, 64 wide, in eval mode; the same object for equal calls.
 
-    Tests share the object, so whoever changes it must work on `copy.deepcopy`.
+    Tests share the object; a test that changes it works on `copy.deepcopy`.
     """
     return _model(architecture, vocab_size, seed, dtype, tuple(sorted(overrides.items())))
 

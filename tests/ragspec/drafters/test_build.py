@@ -187,7 +187,7 @@ def test_every_source_observes_the_step(holder: str) -> None:
     session = HOLDERS[holder](one, other).open(DELEGATE_REQUEST)
     step = Step(session.propose(DELEGATE_PLACE, 5), (), (9,))
     session.observe(step)
-    assert one.heard == other.heard == [step]
+    assert one.observed == other.observed == [step]
     assert holder != "select" or session.matched == 2
     assert session.faults == {}
 

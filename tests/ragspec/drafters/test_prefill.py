@@ -45,7 +45,7 @@ class Recording(FixedDrafter):
 
     @property
     def prompts(self) -> list[Prefill]:
-        return [message for message in self.heard if isinstance(message, Prefill)]
+        return [message for message in self.observed if isinstance(message, Prefill)]
 
 
 class RecordingSession(FixedSession):
@@ -55,7 +55,7 @@ class RecordingSession(FixedSession):
         super().observe(step)
 
     def observe_prefill(self, prefill: Prefill) -> None:
-        self.drafter.heard.append(prefill)
+        self.drafter.observed.append(prefill)
 
 
 class StepsAlone(Drafter, DraftSession):
@@ -107,7 +107,7 @@ def test_each_drafter_receives_the_prefill_data_that_it_needs(holder: str) -> No
     best, hidden = Recording("best", BEST), Recording("hidden", HIDDEN)
     generate(HOLDERS[holder](best, hidden))
     check_prefills(best, hidden, PROMPT, PROMPT)
-    for first, *steps in (best.heard, hidden.heard):
+    for first, *steps in (best.observed, hidden.observed):
         assert isinstance(first, Prefill)
         assert steps and all(isinstance(step, Step) for step in steps)
 
@@ -119,7 +119,7 @@ def test_drafters_without_prompt_needs_observe_no_prefill(holder: str) -> None:
     generate(HOLDERS[holder](greedy, Fuse([quiet, late])))
     (message,) = greedy.prompts
     assert message.best is not None and message.hidden is not None
-    assert quiet.heard and late.heard
+    assert quiet.observed and late.observed
     assert quiet.prompts == late.prompts == []
 
 
