@@ -156,7 +156,7 @@ class Routes:
         try:
             return await until_disconnected(request, asyncio.wrap_future(future))
         except asyncio.CancelledError:
-            if self.stopping:
+            if self.stopping or served.stopped.is_set():
                 raise EngineClosedError("the server is stopping") from None
             raise
         finally:
