@@ -86,9 +86,7 @@ class IterativeOptions(AskOptions):
         AskOptions.__post_init__(self)
         checks.check_guesses(self.speculate)
         if self.rounds is not None and (self.stride, self.speculate) != (STRIDE, "auto"):
-            raise InputError(
-                "got rounds beside --stride or speculate; expected one. Leave one out."
-            )
+            raise InputError("got rounds beside --stride or speculate; expected one. Drop one.")
         if self.documents.top_passages not in (None, 1):
             raise InputError(
                 f"Expected one passage at a time, got --set top-passages="

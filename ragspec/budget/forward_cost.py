@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class ForwardCost:
         self.widths = tuple(widths)
         self.timings = _over_sizes(timed), growth
         self._curve = self.timings[0]
-        self._steps = np.zeros(len(SIZES) - 1)  # logarithmic corrections from each size to the next
+        self._steps = [0.0] * (len(SIZES) - 1)  # logarithmic corrections from each size to the next
         self._scale = 1.0  # the factor of the level
         # A timed curve is right until most of the recent forwards disagree.
         self._errors: deque[float] = deque([0.0] * (RECENT // 2 if seconds else 0), RECENT)
@@ -138,13 +139,14 @@ class ForwardCost:
 
     def _compare(self, fewer: int, more: int, change: float) -> None:
         """Change the logarithm of the cost of `more` positions over that of `fewer`."""
-        between = np.clip(SIZES, min(fewer, more), max(fewer, more))
-        crossed = np.diff(between) / np.diff(SIZES)
-        if total := crossed.sum():
-            signed = change if more > fewer else -change
-            self._steps = self._steps + signed / total * crossed
-            logs = np.cumsum([0.0, *self._steps])
-            self._curve = np.maximum.accumulate(self.timings[0] * np.exp(logs)).tolist()
+        low, high = sorted((fewer, more))
+        crossed = [max(0, min(high, b) - max(low, a)) / (b - a) for a, b in pairwise(SIZES)]
+        if total := sum(crossed):
+            each = (change if more > fewer else -change) / total
+            self._steps = [old + each * x for old, x in zip(self._steps, crossed, strict=True)]
+            logs = accumulate(self._steps, initial=0.0)
+            learned = (t * math.exp(log) for t, log in zip(self.timings[0], logs, strict=True))
+            self._curve = [*accumulate(learned, max)]
 
 
 def padded(positions: int, widths: Sequence[int]) -> int:
