@@ -10,13 +10,13 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from posixpath import dirname, join, normpath
-from string import ascii_lowercase
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 from zipfile import ZipFile
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
+from ragspec.retrievers.formats.numbering import in_letters, in_roman
 from ragspec.retrievers.formats.readers import left_out, parsing
 
 if TYPE_CHECKING:
@@ -47,10 +47,7 @@ ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # l
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+|\([^()]*\)")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
-LABELS = {
-    "a": " ".join(ascii_lowercase),
-    "i": "i ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx",
-}  # of lists whose numbers are letters
+LABELS = {"a": in_letters, "i": in_roman}  # of lists whose numbers are letters
 SUBSCRIPTS = str.maketrans("0123456789+-()", "₀₁₂₃₄₅₆₇₈₉₊₋₍₎")
 
 
@@ -193,11 +190,10 @@ def number(root: "_Element") -> None:
     for each in root.iter("ol"):
         items, step = each.findall("li"), -1 if "reversed" in each.attrib else 1
         kind = each.get("type", "1")
-        labels = LABELS.get(kind.lower(), "").split()
         count = _whole(each.get("start"), len(items) if step < 0 else 1)
         for item in items:
             count = _whole(item.get("value"), count)
-            label = labels[count - 1] if 0 < count <= len(labels) else str(count)
+            label = LABELS.get(kind.lower(), str)(count) if 0 < count <= 26 else str(count)
             place = item
             while len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:
                 place = place[0]

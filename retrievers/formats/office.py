@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragspec.retrievers.formats.encodings import Extract, joined
 from ragspec.retrievers.formats.html import read_tree
+from ragspec.retrievers.formats.numbering import Numbering, attribute
 from ragspec.retrievers.formats.readers import left_out, parsing
 
 if TYPE_CHECKING:
@@ -38,24 +40,27 @@ RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
 HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
 
 
-def attribute(element: "_Element", path: str) -> str:
-    """Return the first attribute at a path of local names, "" without it."""
-    *steps, name = path.split("/")
-    if steps:
-        element = element.find("/".join(f"{{*}}{step}" for step in steps))
-    items = [] if element is None else element.items()
-    return next((value for key, value in items if key.rpartition("}")[2] == name), "")
+class Style(NamedTuple):
+    """A style of paragraphs: its HTML name, the number of its list, "" for none, and its level."""
+
+    tag: str = "p"
+    number: str = ""
+    level: str = ""
 
 
-def read_part(part: "_Element", counts: Counter[str], styles: Mapping[str, str]) -> Extract:
+def read_part(
+    part: "_Element",
+    counts: Counter[str],
+    styles: Mapping[str, Style] = MappingProxyType({}),
+    numbering: Numbering | None = None,
+) -> Extract:
     """Return the text of a tree of Office Open XML.
 
     Args:
         counts: What is left out, and how often; it is added to.
-        styles: The HTML name of each style of paragraphs that is a heading or a list.
+        styles: The styles of paragraphs by name.
     """
     from lxml import etree
-    from lxml.builder import E
 
     parser = etree.XMLParser(recover=True, resolve_entities=False)  # an undefined entity stays one
     root = etree.fromstring(etree.tostring(part), parser)
@@ -64,15 +69,7 @@ def read_part(part: "_Element", counts: Counter[str], styles: Mapping[str, str])
     etree.strip_tags(root, "{*}sdt", "{*}sdtContent", "{*}customXml", "{*}smartTag", "{*}proofErr")
     changes = root.iter("{*}del", "{*}moveFrom")
     counts["tracked deletions"] += sum(bool(len(element)) for element in changes)
-    for element in root.iter("{*}d", "{*}nary"):  # brackets and operators are properties
-        properties = (each for first in element[:1] for each in first)
-        marks = MARKS | {str(e.tag).rpartition("}")[2]: attribute(e, "val") for e in properties}
-        if element.tag.endswith("nary"):
-            element.insert(0, E.t(marks["chr"]))
-            continue
-        for number, each in enumerate(element.iterfind("{*}e")):
-            each.insert(0, E.t(marks["sepChr" if number else "begChr"]))
-        element.append(E.t(marks["endChr"]))
+    write_marks(root)
     etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
     for element in list(root.iter(etree.Element)):
         name = str(element.tag).rpartition("}")[2]
@@ -84,13 +81,31 @@ def read_part(part: "_Element", counts: Counter[str], styles: Mapping[str, str])
         if name == "tc" and (span := attribute(element, "tcPr/gridSpan/val")):
             element.set("colspan", span)
         if name == "p":
-            style = styles.get(attribute(element, "pPr/pStyle/val"), "p")
-            numbered = style == "li" or element.find("{*}pPr/{*}numPr") is not None
-            counts["automatic numbers and bullets"] += numbered
-            element.tag = "li" if numbered and style == "p" else style
+            style = attribute(element, "pPr/pStyle/val")
+            tag, number, level = styles.get(style, Style())
+            number = attribute(element, "pPr/numPr/numId/val") or number
+            level = attribute(element, "pPr/numPr/ilvl/val") or level
+            element.tag = "li" if tag == "p" and number not in ("", "0") else tag
+            if numbering is not None and (label := numbering.label(number, level, style)):
+                element.text = f"{label} "
         elif name == "r":
             element.tag = shape_of(element)
     return read_tree(root)
+
+
+def write_marks(root: "_Element") -> None:
+    """Write the brackets and operators of formulas, which are properties, as text."""
+    from lxml.builder import E
+
+    for element in root.iter("{*}d", "{*}nary"):
+        properties = (each for first in element[:1] for each in first)
+        marks = MARKS | {str(e.tag).rpartition("}")[2]: attribute(e, "val") for e in properties}
+        if element.tag.endswith("nary"):
+            element.insert(0, E.t(marks["chr"]))
+            continue
+        for number, each in enumerate(element.iterfind("{*}e")):
+            each.insert(0, E.t(marks["sepChr" if number else "begChr"]))
+        element.append(E.t(marks["endChr"]))
 
 
 def shape_of(run: "_Element") -> str:
@@ -105,34 +120,48 @@ def shape_of(run: "_Element") -> str:
     return name
 
 
+def style_of(name: str, elements: Mapping[str, "_Element"]) -> Style:
+    """Return a style; what it does not state is that of the style that it is based on."""
+    style = Style()
+    for _ in elements:  # at most, should styles be based on each other
+        if (element := elements.get(name)) is None:
+            break
+        tag = HEADINGS.get(attribute(element, "name/val").lower(), "p")
+        style = Style(
+            tag if style.tag == "p" else style.tag,
+            style.number or attribute(element, "pPr/numPr/numId/val"),
+            style.level or attribute(element, "pPr/numPr/ilvl/val"),
+        )
+        name = attribute(element, "basedOn/val")
+    return style
+
+
 def read_docx(path: Path, data: bytes) -> Extract:
     """Return the text of a word-processor file with its headings, and the notes at the foot."""
     import docx
     from lxml import etree
 
     notes = left_out(path, data)
-    counts, styles, at_foot, running = Counter[str](), dict[str, str](), list[Any](), 0
+    counts, numbering, at_foot, running = Counter[str](), None, list[Any](), 0
     with parsing(path):
         file = docx.Document(BytesIO(data))
         body, title = file.element.body, (file.core_properties.title or "").strip()
         elements = {attribute(each, "styleId"): each for each in file.styles.element}
-        for name, style in elements.items():
-            numbered = style.find("{*}pPr/{*}numPr") is not None
-            pair = style, elements.get(attribute(style, "basedOn/val"))
-            names = [attribute(each, "name/val").lower() for each in pair if each is not None]
-            tags = [HEADINGS[each] for each in names if each in HEADINGS] + ["li"] * numbered
-            styles |= {name: tags[0]} if tags else {}
+        styles = {name: style_of(name, elements) for name in elements}
         for relation in file.part.rels.values():
             kind = relation.reltype.rpartition("/")[2]
-            if kind in ("footnotes", "endnotes"):
+            if kind == "numbering":
+                linked = {name: style.number for name, style in styles.items()}
+                numbering = Numbering(relation.target_part.element, linked)
+            elif kind in ("footnotes", "endnotes"):
                 part = etree.fromstring(relation.target_part.blob)
                 at_foot += [(f"{kind[:-1]}Reference", note) for note in part]
             elif kind in ("header", "footer") and any(relation.target_part.element.itertext()):
                 running += 1
-    parts = [read_part(body, counts, styles)]
+    parts = [read_part(body, counts, styles, numbering)]
     for name, note in at_foot:
         if not attribute(note, "type"):  # one of a type is a separator
-            text = read_part(note, counts, {}).text
+            text = read_part(note, counts).text
             parts.append(Extract(f"{TEXTS[name].format(attribute(note, 'id'))} {text}"))
     counts["headers and footers"] = running
     notes += [f"{count} {what} left out" for what, count in counts.items() if count]
@@ -160,7 +189,7 @@ def read_pptx(path: Path, data: bytes) -> Extract:
             frame = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
             spoken = "" if frame is None else frame.text.strip()
             named = getattr(slide.shapes.title, "text", "").split()  # one may be a picture
-        texts = [read_part(slide.element, counts, {}).text, *[f"Notes: {spoken}"] * bool(spoken)]
+        texts = [read_part(slide.element, counts).text, *[f"Notes: {spoken}"] * bool(spoken)]
         heading = " ".join(named) or f"{title or path.name}, slide {number + 1}"
         slides[number] = Extract("\n\n".join(texts), headings=((0, heading),))
     notes += [f"{count} {what} left out" for what, count in counts.items() if count]

@@ -1,0 +1,156 @@
+"""Automatic numbers of paragraphs in word-processor files (Office Open XML, part 1, 17.9).
+
+A definition has up to nine levels, each with a start, a format and a text such as "%1.%2.". A list
+is an instance of a definition, perhaps with other starts or levels. All lists of a definition share
+its counts.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from string import ascii_lowercase
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from lxml.etree import _Element
+
+ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl"}
+ROMAN |= {10: "x", 9: "ix", 5: "v", 4: "iv", 1: "i"}
+MOST = 780  # larger numbers are written in digits
+OFF = ("0", "false", "off")
+
+
+def attribute(element: "_Element", path: str) -> str:
+    """Return the first attribute at a path of local names, "" without it."""
+    *steps, name = path.split("/")
+    if steps:
+        element = element.find("/".join(f"{{*}}{step}" for step in steps))
+    items = [] if element is None else element.items()
+    return next((value for key, value in items if key.rpartition("}")[2] == name), "")
+
+
+def in_letters(number: int) -> str:
+    """Return a number from 1 on as small letters: a to z, then aa, bb and so on."""
+    return ascii_lowercase[(number - 1) % 26] * ((number + 25) // 26)
+
+
+def in_roman(number: int) -> str:
+    """Return a number from 1 on in small Roman numerals."""
+    text = ""
+    for value, letters in ROMAN.items():
+        text += number // value * letters
+        number %= value
+    return text
+
+
+LETTERS = {"lowerLetter": in_letters, "lowerRoman": in_roman}
+LETTERS |= {"upperLetter": in_letters, "upperRoman": in_roman}
+
+
+class Level(NamedTuple):
+    """One level of a list.
+
+    Attributes:
+        restart: The level begins again after one above this; by default after any above itself.
+        in_digits: Whether numbers of levels above are written in digits, too.
+    """
+
+    start: int
+    form: str
+    text: str
+    restart: int
+    in_digits: bool
+    style: str
+
+    @classmethod
+    def read(cls, element: "_Element", number: int, start: str) -> "Level":
+        """Return a level; `start` of the list, if any, takes the place of that of the level."""
+        has_digits = element.find("{*}isLgl") is not None
+        return cls(
+            _whole(start or attribute(element, "start/val")),
+            attribute(element, "numFmt/val"),
+            attribute(element, "lvlText/val"),
+            min(_whole(attribute(element, "lvlRestart/val"), number), number),
+            has_digits and attribute(element, "isLgl/val") not in OFF,
+            attribute(element, "pStyle/val"),
+        )
+
+    def written(self, count: int, in_digits: bool) -> str:
+        """Return a count in the format of the level, in digits if that is unknown."""
+        if self.form in ("bullet", "none"):
+            return ""
+        if in_digits or not 0 < count <= MOST:
+            return str(count)
+        if self.form == "decimalZero":
+            return f"{count:02}"
+        text = LETTERS.get(self.form, str)(count)
+        return text.upper() if self.form.startswith("upper") else text
+
+
+class Numbering:
+    """The numbers of a file's lists, counted in the order of its paragraphs.
+
+    Args:
+        part: The definitions and lists of a file.
+        linked: The list of each style, for definitions that name a style in place of levels.
+    """
+
+    def __init__(self, part: "_Element", linked: Mapping[str, str]) -> None:
+        keys = {attribute(e, "numId"): attribute(e, "abstractNumId/val") for e in _all(part, "num")}
+        definitions = {attribute(e, "abstractNumId"): e for e in _all(part, "abstractNum")}
+        self._lists: dict[str, tuple[str, dict[int, Level]]] = {}
+        self._restarts: set[tuple[str, int]] = set()  # lists and levels that begin anew once
+        self._counts: dict[str, dict[int, int]] = {}  # of the levels of each definition
+        for each in _all(part, "num"):
+            number = attribute(each, "numId")
+            key = keys[number]
+            if key in definitions and (style := attribute(definitions[key], "numStyleLink/val")):
+                key = keys.get(linked.get(style, ""), "")
+            starts = {
+                attribute(change, "ilvl"): attribute(change, "startOverride/val")
+                for change in _all(each, "lvlOverride")
+            }
+            places = [*_all(each, "lvlOverride/lvl")]
+            if key in definitions:
+                places = [*_all(definitions[key], "lvl"), *places]
+            levels = {_whole(attribute(place, "ilvl")): place for place in places}
+            self._lists[number] = (
+                key,
+                {n: Level.read(place, n, starts.get(str(n), "")) for n, place in levels.items()},
+            )
+            self._restarts |= {(number, _whole(n)) for n, start in starts.items() if start}
+
+    def label(self, number: str, place: str, style: str) -> str:
+        """Count the next paragraph of a list, and return its label; "" for a bullet or none.
+
+        Args:
+            place: Its level, "" for that of its style.
+        """
+        key, levels = self._lists.get(number, ("", {}))
+        at = _whole(place, next((n for n, each in levels.items() if each.style == style), 0))
+        if at not in levels:
+            return ""
+        counts, level = self._counts.setdefault(key, {}), levels[at]
+        if (number, at) in self._restarts:
+            self._restarts.remove((number, at))
+            counts.pop(at, None)
+        counts[at] = counts.get(at, level.start - 1) + 1
+        for n, each in levels.items():
+            if at < n and at < each.restart:
+                counts.pop(n, None)
+
+        def written(match: re.Match[str]) -> str:
+            n = int(match[1]) - 1
+            if n not in levels:
+                return ""
+            # A level without a paragraph so far is one before its start: "0.1".
+            return levels[n].written(counts.get(n, levels[n].start - 1), level.in_digits)
+
+        return "" if level.form == "bullet" else re.sub("%([1-9])", written, level.text).strip()
+
+
+def _all(element: "_Element", path: str) -> Iterator["_Element"]:
+    yield from element.iterfind("/".join(f"{{*}}{step}" for step in path.split("/")))
+
+
+def _whole(value: str, default: int = 0) -> int:
+    return int(value) if re.fullmatch("[0-9]{1,6}", value) else default
