@@ -38,7 +38,7 @@ _GUESSED = (
     "euc_jp gb18030 big5 cp949 iso8859_5 iso8859_6 koi8_u"
 )
 GUESSED = _GUESSED.split()
-LATIN = ("cp1252", "cp1250", "cp1254", "iso8859_2", "mac_roman", "cp850", "cp437")
+LATIN = ("cp1252", "iso8859_15", "cp1250", "cp1254", "iso8859_2", "mac_roman", "cp850", "cp437")
 # Letters of languages above ASCII; one covers nearly all of a text in the right codec.
 ALPHABETS = (
     "äöüß", "àâçéèêëîïôùûüœæ", "áéíñóúüªº", "áâãàçéêíóôõúü", "àèéìòùî", "åäöæøéüáêèô", "ëïéöüèó",
@@ -46,10 +46,11 @@ ALPHABETS = (
 )  # fmt: skip
 SIGNS, LETTER = "“”‘«»€°§©®™•µ±×½¼²³£¢¥\xa0", r"[^\W\d_]"
 # Signs of such a text: some within words, and others before or behind them.
-SIGN = re.compile(f"[’—–…·]|(?<!{LETTER})[„‚¿¡{SIGNS}]|[{SIGNS}](?!{LETTER})")
+SIGN = re.compile(f"[’—–…·´]|(?<!{LETTER})[„‚¿¡{SIGNS}]|[{SIGNS}](?!{LETTER})")
 SPELLED = 0.95  # least share of such letters and signs
 ENOUGH, DIFFERENT = 8, 2  # fewest bytes above ASCII, and different ones, to guess from
 SAMPLE = 65536
+HIRAGANA = 0.2  # least share of such letters in Japanese
 GAP = "\n\n"  # between the parts of a file
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 CONTROLS = bytes(number for number in range(128) if CONTROL.match(chr(number)))
@@ -209,11 +210,16 @@ def _utf16(data: bytes) -> str:
 def _guess(data: bytes) -> str:
     """Return the likeliest codec; Windows-1252 where too little stands above ASCII to tell."""
     high = data.translate(None, bytes(range(128)))
-    shares = {codec: _spelled(strict(data, codec) or "\ufffd") for codec in LATIN}
+    texts = dict[str, str]()
+    for codec in LATIN:  # the first of equal texts
+        texts.setdefault(strict(data, codec) or "\ufffd", codec)
+    shares = {codec: _spelled(text) for text, codec in texts.items()}
     best = max(shares.values()) if 3 * len(high) < len(data) else 0.0
-    codecs = [codec for codec in LATIN if shares[codec] == best] if best >= SPELLED else GUESSED
+    codecs = [codec for codec in shares if shares[codec] == best] if best >= SPELLED else GUESSED
     if len(high) < ENOUGH or len({*high}) < DIFFERENT:
         return codecs[0]
+    if len(re.findall("[ぁ-ん]", strict(data, "euc_jp") or "")) > HIRAGANA * len(high) / 2:
+        return "euc_jp"
     from charset_normalizer import from_bytes
 
     match = from_bytes(data, cp_isolation=codecs).best()

@@ -26,8 +26,10 @@ GUESSES = {
     "cp1254": "Kılavuzun yazarı bir şey çalıştırır",
     "iso8859_2": "Jeżeli gęś śpi, łóżko jest wolne",
     "mac_roman": "“Die Größe” – in Metern – für die Bänke",
-    "cp1252": "Je l’ai gelé à 5 £",
+    "cp1252": "Het auto´s kost één ½ £",
+    "iso8859_15": "L'œuvre coûte 5 € à l'élève",
 }
+LINE = "東京都の人口は約千四百万人である。"
 META = '<meta charset="{}"><p>{}</p>'
 
 
@@ -52,6 +54,7 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.txt", CRLF.encode("cp1252"), GERMAN, "cp1252 was guessed"),
         ("a.txt", ESTONIAN.encode("cp1252"), ESTONIAN, "cp1252 was guessed"),
         ("a.txt", b"microcap\xae, " * 20, ("microcap®, " * 20).strip(), "cp1252 was guessed"),
+        ("a.txt", LINE.encode("euc_jp"), LINE, "euc_jp was guessed"),
         *[("a.txt", each.encode(to), each, f"{to} was guessed") for to, each in GUESSES.items()],
         ("a.txt", b"one\r\r\ntwo\r\r\n", "one\ntwo", ""),
         ("a.txt", f"{JAPANESE}\n".encode("utf-16-le"), JAPANESE, "UTF-16 was guessed"),
