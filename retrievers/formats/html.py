@@ -208,8 +208,15 @@ def _whole(value: str | None, default: int) -> int:
 
 def flatten(root: "_Element") -> None:
     """Replace formulas and preformatted parts of a tree by their text, the innermost first."""
+    from lxml.builder import E
+
     for element in root.iter("br"):
         element.text = "\n"
+    for element in root.iter("mfenced"):  # whose marks are attributes
+        for child in element[1:]:
+            child.addprevious(E.mo(element.get("separators", ",").strip()[:1]))
+        element.insert(0, E.mo(element.get("open", "(")))
+        element.append(E.mo(element.get("close", ")")))
     for element in reversed(list(root.iter("pre", *STRUCK, *FORMULAS))):
         text, tail = "".join(element.itertext()), element.tail
         if element.tag in STRUCK:

@@ -29,7 +29,7 @@ GUESSES = {
     "cp1252": "Het auto´s kost één ½ £",
     "iso8859_15": "L'œuvre coûte 5 € à l'élève",
 }
-LINE = "東京都の人口は約千四百万人である。"
+LINE = "日本語の文書です。"
 META = '<meta charset="{}"><p>{}</p>'
 
 
