@@ -29,8 +29,14 @@ def file_state(path: Path) -> tuple[str, int, int, int]:
 def converted_folder(file: Path, dtype: object) -> Path:
     """Return the folder of a GGUF file in a dtype of torch; a changed file has another one."""
     identity = repr((file_state(file), str(dtype)))
-    name = f"{file.resolve().stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    name = shortened(file.resolve().stem, 100)
+    name += f"-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     return cache_directory() / "models" / name
+
+
+def shortened(name: str, most: int) -> str:
+    """Return the beginning of a name, of so many bytes at most; file systems refuse long names."""
+    return os.fsencode(name)[:most].decode(errors="ignore")
 
 
 def keep_converted(file: Path, folder: Path, model: PreTrainedModel, tokenizer: Tokenizer) -> None:

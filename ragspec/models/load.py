@@ -1,5 +1,6 @@
 """Load models: by name, with an adapter, or quantized."""
 
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,11 +33,14 @@ def with_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     from peft import PeftConfig, get_peft_model
 
     try:
-        adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
-        result = adapted.load_adapter(str(folder), "default")
-        if keys := [*result.missing_keys, *result.unexpected_keys]:
-            raise ValueError(f"model and adapter differ in {len(keys)} weights, such as {keys[0]}")
-        return adapted.merge_and_unload()
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # on tied embeddings
+            adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
+            result = adapted.load_adapter(str(folder), "default")
+            if keys := [*result.missing_keys, *result.unexpected_keys]:
+                count = f"{len(keys)} weights, such as {keys[0]}"
+                raise ValueError(f"model and adapter differ in {count}")
+            _untie(model)
+            return adapted.merge_and_unload()
     except Exception as error:  # damaged files may raise any
         if out_of_memory(error):
             raise
@@ -44,6 +48,18 @@ def with_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
             f"the adapter {folder} cannot be merged into {type(model).__name__}: {error}. Expected "
             "one that was trained on this model and changes its weights, such as LoRA."
         ) from error
+
+
+def _untie(model: PreTrainedModel) -> None:
+    """Copy the output head of a wrapped model if an adapter changes it or a tied embedding."""
+    from peft.tuners.lora import LoraLayer
+
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if any(isinstance(each, LoraLayer) for each in ends):
+        first, head = (each.base_layer if isinstance(each, LoraLayer) else each for each in ends)
+        if head is not None and head.weight is first.weight:
+            head.weight = torch.nn.Parameter(head.weight.detach().clone())
+            model.config.tie_word_embeddings = False
 
 
 LOCAL: Mapping[str, object] = MappingProxyType(

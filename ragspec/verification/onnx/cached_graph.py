@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.errors import ModelError
 from ragspec.models.device import pick_device, thread_count
-from ragspec.models.gguf import converted_folder, discard, file_state, fill
+from ragspec.models.gguf import converted_folder, discard, file_state, fill, shortened
 from ragspec.models.load import LOCAL, load_model, read_tokenizer
 from ragspec.models.quantized import (
     INT8,
@@ -145,13 +145,14 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
     identity = repr((files, VERSION, dtype, packages, *map(os.environ.get, SETTINGS), machine))
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]  # names may be alike
-    name = f"{folder.name}-int8-{place}-{key}"
+    name = f"{shortened(folder.name, 120)}-int8-{place}-{key}"  # the whole of a converted one's
     return CachedGraph(folder, files, cache_directory() / "models" / name)
 
 
 def _files(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Return the files of a model; see `file_state`."""
-    paths = sorted(path for each in ("*.safetensors", "*.json") for path in folder.glob(each))
+    """Return the files of a model, also in folders that its index may name; see `file_state`."""
+    kinds = "*.safetensors", "*.bin", "*.json"
+    paths = sorted(path for each in kinds for path in folder.rglob(each))
     return tuple(file_state(path) for path in paths if path.is_file())
 
 

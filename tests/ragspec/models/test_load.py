@@ -153,6 +153,23 @@ def test_an_adapter_is_merged_and_changes_the_text(saved: Path, adapter: Path) -
     assert torch.allclose(current(ids).logits, model(ids).logits, atol=1e-4)
 
 
+@pytest.mark.parametrize("targets", [["q_proj", "embed_tokens"], ["lm_head"]])
+def test_an_adapter_of_tied_embeddings_is_merged(
+    tmp_path: Path, targets: list[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    peft = pytest.importorskip("peft")
+    base = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True))
+    base.save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(target_modules=targets, init_lora_weights=False)
+    adapted = peft.get_peft_model(base, config)
+    adapted.save_pretrained(tmp_path / "lora")
+    recwarn.clear()
+    model, _ = load_model(tmp_path / "base", "cpu", "float32", adapter=tmp_path / "lora")
+    assert not [each for each in recwarn if each.category is UserWarning], recwarn.list
+    ids = torch.tensor([tiny.prompt(9)])
+    assert torch.allclose(adapted.eval()(ids).logits, model(ids).logits, atol=1e-4)
+
+
 def test_an_adapter_that_does_not_fit_is_refused(
     saved: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

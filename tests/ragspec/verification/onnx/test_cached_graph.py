@@ -1,17 +1,20 @@
 """Cached graphs: the same texts without the modules, damage, changes, and removal."""
 
 import copy
+import json
 import os
 import pickle
 import shutil
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ragspec import Engine, ModelDrafter, load_model
 from ragspec.errors import ModelError
@@ -180,10 +183,21 @@ def test_a_graph_deleted_while_in_use_gives_the_same_text(folder: Path, cache: P
     assert isinstance(engine.target.loaded, cached_graph.StandIn)
 
 
-def test_changed_models_and_settings_get_separate_graphs(folder: Path, cache: Path) -> None:
-    engine, weights = opened(folder), folder / "model.safetensors"
-    before, whole, stat = write(engine).tokens, weights.read_bytes(), weights.stat()
-    weights.write_bytes(whole[: len(whole) // 2].ljust(len(whole), b"\0"))
+@pytest.mark.parametrize("place", ["model.safetensors", "pytorch_model.bin", "w/a.safetensors"])
+def test_changed_models_and_settings_get_separate_graphs(
+    folder: Path, cache: Path, place: str
+) -> None:
+    tensors, weights = load_file(folder / "model.safetensors"), folder / place
+    (folder / "model.safetensors").unlink()
+    weights.parent.mkdir(exist_ok=True)
+    if place.startswith("w"):
+        index = json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, place)})
+        (folder / "model.safetensors.index.json").write_text(index)
+    save = torch.save if place.endswith(".bin") else partial(save_file, metadata={"format": "pt"})
+    save(tensors, weights)
+    engine, stat = opened(folder), weights.stat()
+    before = write(engine).tokens
+    save({name: each.flip(-1) for name, each in tensors.items()}, weights)
     os.utime(weights, ns=(0, stat.st_mtime_ns))
     assert write(opened(folder)).tokens != before == write(engine).tokens
     with pytest.raises(ModelError, match="has changed since it was opened"):
@@ -192,6 +206,12 @@ def test_changed_models_and_settings_get_separate_graphs(folder: Path, cache: Pa
         settings = {"device": "cpu", "dtype": "int8", **options}
         assert not isinstance(Engine.from_pretrained(folder, **settings).target, CachedTarget)
     assert len(list(cache.glob(f"*/{GRAPH}"))) == 2
+
+
+def test_a_folder_may_have_a_long_name(folder: Path) -> None:
+    folder = folder.rename(folder.with_name("模" * 80))
+    opened(folder)
+    assert isinstance(opened(folder).target, CachedTarget)
 
 
 @pytest.mark.skipif(
