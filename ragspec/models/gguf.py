@@ -17,6 +17,7 @@ from ragspec.storage.filesystem import cache_directory
 from ragspec.types import PreTrainedModel, Tokenizer
 
 RECORD = "gguf.json"
+VERSION = 2  # of conversions
 SPARE = 2**30  # bytes of the disk that stay free
 
 
@@ -28,7 +29,7 @@ def file_state(path: Path) -> tuple[str, int, int, int]:
 
 def converted_folder(file: Path, dtype: object) -> Path:
     """Return the folder of a GGUF file in a dtype of torch; a changed file has another one."""
-    identity = repr((file_state(file), str(dtype)))
+    identity = repr((file_state(file), str(dtype), VERSION))
     name = shortened(file.resolve().stem, 100)
     name += f"-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     return cache_directory() / "models" / name

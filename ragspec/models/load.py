@@ -15,7 +15,7 @@ from ragspec.models.gguf import converted_folder, discard, keep_converted
 from ragspec.models.quantized import INT8, expect_package, quantized
 from ragspec.models.resolve import ModelOrigin, ResolvedModel, resolve_model
 from ragspec.models.supported import check_config
-from ragspec.types import PreTrainedModel, Tokenizer
+from ragspec.types import PreTrainedConfig, PreTrainedModel, Tokenizer
 
 DeviceMap = str | Mapping[str, int | str | torch.device] | None
 
@@ -62,6 +62,7 @@ def _untie(model: PreTrainedModel) -> None:
             model.config.tie_word_embeddings = False
 
 
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LOCAL: Mapping[str, object] = MappingProxyType(
     {"local_files_only": True, "trust_remote_code": False}  # None would ask on stdin
 )
@@ -70,7 +71,7 @@ _MEANINGS = MappingProxyType(
     {
         "trust_remote_code": "it needs Python code from its folder, which ragspec never runs",
         "weights_only": "its pickled weights are damaged, or hold more than tensors",
-        "ignore_mismatched_sizes": "its weights have other sizes than config.json says",
+        "ignore_mismatched_sizes": "its weights have other sizes than its configuration says",
     }
 )
 
@@ -144,12 +145,49 @@ def read_gguf(file: Path, weights: Mapping[str, object]) -> tuple[PreTrainedMode
 
     Raises:
         ModelError: The file is damaged, or of an unknown architecture.
+        UnsupportedModelError: Its positions are scaled in a way that is not read.
     """
     from transformers import GgufConfig
 
     weights = {**weights, "quantization_config": GgufConfig(dequantize=True)}
     files = {**LOCAL, "gguf_file": file.name}
     return _read(f"{file.name} is there in", file.parent, files, weights)
+
+
+def _set_rope(config: PreTrainedConfig, file: Path) -> None:
+    """Set how a GGUF file scales rotary positions, which transformers does not read.
+
+    Llama 3 has divisors of frequencies, which must be those of its usual scaling.
+
+    Raises:
+        UnsupportedModelError: The scaling is of another kind.
+    """
+    from gguf import GGUFReader
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    reader, start = GGUFReader(file), ".rope.scaling."
+    values = {name.partition(start)[2]: each.contents() for name, each in reader.fields.items()}
+    tensors = {each.name: each.data for each in reader.tensors if each.name.startswith("rope_")}
+    divisors = tensors.pop("rope_freqs.weight", None)
+    kind, factor = values.get("type", "none"), values.get("factor", 1.0)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    if divisors is not None and (factor := float(divisors.max())) > 1.0:
+        kind = "llama3"
+        rope.update({**LLAMA3, "factor": factor, "rope_type": kind})
+        frequencies, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        plain = rope["rope_theta"] ** -torch.linspace(0, 1, len(frequencies) + 1)[:-1]
+        if not torch.allclose(plain / frequencies, torch.tensor(divisors), 0.01):
+            tensors["rope_freqs.weight"] = divisors
+    if tensors or kind not in ("none", "linear", "yarn", "llama3"):
+        got = ", ".join(tensors) or f"the scaling {kind!r}"
+        raise UnsupportedModelError(
+            f"{file} has {got} for its positions, which is not read from GGUF; expected a linear "
+            "scaling, yarn or that of Llama 3. Name the folder of the model in place of the file."
+        )
+    if kind in ("linear", "yarn"):
+        rope.update({"rope_type": kind, "factor": factor})
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = values.get("original_context_length")
 
 
 def _read(
@@ -169,9 +207,11 @@ def _read(
             if logging.is_progress_bar_enabled():  # it only takes a second or two
                 logging.disable_progress_bar()
                 stack.callback(logging.enable_progress_bar)
-            check_config(AutoConfig.from_pretrained(folder, **files))
+            check_config(config := AutoConfig.from_pretrained(folder, **files))
+            if "gguf_file" in files:
+                _set_rope(config, folder / str(files["gguf_file"]))
             model, info = AutoModelForCausalLM.from_pretrained(
-                folder, output_loading_info=True, **files, **weights
+                folder, config=config, output_loading_info=True, **files, **weights
             )
     except Exception as error:  # damaged files may raise any
         if isinstance(error, UnsupportedModelError) or out_of_memory(error):

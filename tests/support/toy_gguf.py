@@ -1,10 +1,11 @@
 """A toy GGUF file: the tiny Llama with a byte-level tokenizer, in the layout of real files."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import quantize
 
 from tests.support import tiny
@@ -30,9 +31,13 @@ IN_BLOCK = {
 }
 
 
-def write_gguf(path: Path, architecture: str = "llama") -> Any:
-    """Write the file and return the model that it holds."""
+def write_gguf(path: Path, architecture: str = "llama", rope: dict[str, Any] | None = None) -> Any:
+    """Write the file and return the model that it holds, with other rotary positions if given."""
     model = tiny.model("llama")
+    if rope is not None:
+        (config := copy.deepcopy(model.config)).rope_parameters = rope
+        weights, model = model.state_dict(), type(model)(config).eval()
+        model.load_state_dict(weights)
     writer = GGUFWriter(str(path), architecture)
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(TOKENS)
@@ -56,7 +61,7 @@ def add_llama(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
+    add_rope(writer, config.rope_parameters, model.model.rotary_emb.inv_freq)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     for name, weight in model.state_dict().items():
@@ -74,6 +79,18 @@ def add_llama(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_rope(writer: GGUFWriter, rope: dict[str, Any], frequencies: Any) -> None:
+    """Write the base and scaling of rotary positions."""
+    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    if rope["rope_type"] == "llama3":
+        plain = rope["rope_theta"] ** -np.linspace(0, 1, len(frequencies) + 1)[:-1]
+        writer.add_tensor("rope_freqs.weight", (plain / frequencies.numpy()).astype(np.float32))
+    elif rope["rope_type"] != "default":
+        writer.add_rope_scaling_type(RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope.get("original_max_position_embeddings", 0))
 
 
 def _name(name: str) -> str:

