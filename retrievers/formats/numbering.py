@@ -1,8 +1,8 @@
-"""Automatic numbers of paragraphs in word-processor files (Office Open XML, part 1, 17.9).
+"""Automatic numbers of paragraphs in Office Open XML (part 1, 17.9 and 21.1.2.4).
 
-A definition has up to nine levels, each with a start, a format and a text such as "%1.%2.". A list
-is an instance of a definition, perhaps with other starts or levels. All lists of a definition share
-its counts.
+In word-processor files a definition has up to nine levels, each with a start, a format and a text
+such as "%1.%2.". A list is an instance of a definition, perhaps with other starts or levels. All
+lists of a definition share its counts.
 """
 
 import re
@@ -42,8 +42,43 @@ def in_roman(number: int) -> str:
     return text
 
 
-LETTERS = {"lowerLetter": in_letters, "lowerRoman": in_roman}
-LETTERS |= {"upperLetter": in_letters, "upperRoman": in_roman}
+LETTERS = {"Letter": in_letters, "Roman": in_roman}
+# Formats of slides.
+SLIDE_FORMS = {"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "arabic": ""}
+SLIDE_FORMS |= {"romanLc": "lowerRoman", "romanUc": "upperRoman"}
+SLIDE_FORM = re.compile(f"({'|'.join(SLIDE_FORMS)})(ParenBoth|ParenR|Period|Plain)")
+SLIDE_TEXTS = {"ParenBoth": "({})", "ParenR": "{})", "Period": "{}.", "Plain": "{}"}
+
+
+def formatted(count: int, form: str) -> str:
+    """Return a count in a format such as "upperRoman", in digits if that is unknown."""
+    if form == "decimalZero":
+        return f"{count:02}"
+    text = LETTERS.get(form[5:], str)(count) if 0 < count <= MOST else str(count)
+    return text.upper() if form.startswith("upper") else text
+
+
+def number_slide(root: "_Element") -> None:
+    """Write the automatic numbers of a slide before the texts of its paragraphs."""
+    for body in root.iter("{*}txBody"):
+        counts: dict[int, tuple[str, int]] = {}  # kind and count of the last paragraph of a level
+        for paragraph in _all(body, "p"):
+            level, text = (
+                _whole(attribute(paragraph, "pPr/lvl")),
+                next(paragraph.iter("{*}t"), None),
+            )
+            if text is None:
+                continue
+            kind = attribute(paragraph, "pPr/buAutoNum/type")
+            before, form = counts.get(level, ("", 0)), SLIDE_FORM.fullmatch(kind)
+            counts = {n: each for n, each in counts.items() if n < level}
+            if form is None:
+                continue
+            start = _whole(attribute(paragraph, "pPr/buAutoNum/startAt"), 1)
+            count = before[1] + 1 if before[0] == kind else start
+            counts[level] = kind, count
+            label = SLIDE_TEXTS[form[2]].format(formatted(count, SLIDE_FORMS[form[1]]))
+            text.text = f"{label} {text.text or ''}"
 
 
 class Level(NamedTuple):
@@ -75,15 +110,10 @@ class Level(NamedTuple):
         )
 
     def written(self, count: int, in_digits: bool) -> str:
-        """Return a count in the format of the level, in digits if that is unknown."""
+        """Return a count in the format of the level."""
         if self.form in ("bullet", "none"):
             return ""
-        if in_digits or not 0 < count <= MOST:
-            return str(count)
-        if self.form == "decimalZero":
-            return f"{count:02}"
-        text = LETTERS.get(self.form, str)(count)
-        return text.upper() if self.form.startswith("upper") else text
+        return formatted(count, "" if in_digits else self.form)
 
 
 class Numbering:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragspec.retrievers.formats.encodings import Extract, joined
 from ragspec.retrievers.formats.html import read_tree
-from ragspec.retrievers.formats.numbering import Numbering, attribute
+from ragspec.retrievers.formats.numbering import Numbering, attribute, number_slide
 from ragspec.retrievers.formats.readers import left_out, parsing
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ def read_pptx(path: Path, data: bytes) -> Extract:
             if attribute(shape, "nvSpPr/nvPr/ph/type") in RUNNING:
                 counts["headers and footers"] += bool("".join(shape.itertext()).strip())
                 shape.getparent().remove(shape)
+        number_slide(slide.element)
         with parsing(path):
             frame = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
             spoken = "" if frame is None else frame.text.strip()

@@ -1,13 +1,15 @@
-"""Automatic numbers of word-processor files."""
+"""Automatic numbers of word-processor files and presentations."""
 
 from pathlib import Path
 
 import docx
+import pptx
 from lxml import etree
 
 from ragspec.retrievers.search.documents import load_document
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main"
 
 
 def level(number: int, start: int, form: str, text: str, more: str = "") -> str:
@@ -51,6 +53,41 @@ PARAGRAPHS = [
     ("Normal", "9", "0", ""),  # a list without a definition
     ("Normal", "5", "x", ""),  # none
 ]
+
+
+# Level, kind and start of the numbers of each paragraph of a slide, and its label.
+SLIDE = [
+    (0, "arabicPeriod", "", "1."),
+    (0, "arabicPeriod", "", "2."),
+    (1, "alphaLcParenR", "", "a)"),
+    (1, "alphaLcParenR", "", "b)"),
+    (0, "arabicPeriod", "", "3."),
+    (1, "alphaLcParenR", "", "a)"),
+    (1, None, "", ""),  # an empty paragraph, which ends nothing
+    (1, "alphaLcParenR", "", "b)"),
+    (0, "", "", ""),
+    (0, "arabicPeriod", "7", "7."),
+    (0, "romanUcParenBoth", "", "(I)"),
+    (0, "unknown", "", ""),
+]
+
+
+def test_paragraphs_of_slides_have_their_automatic_numbers(tmp_path: Path) -> None:
+    file = pptx.Presentation()
+    slide = file.slides.add_slide(file.slide_layouts[1])
+    slide.shapes.title.text = "Steps"
+    frame = slide.placeholders[1].text_frame
+    lines = ["" if kind is None else f"text {at}" for at, (_, kind, *_) in enumerate(SLIDE)]
+    frame.text = "\n".join(lines)
+    for paragraph, (at, kind, start, _) in zip(frame.paragraphs, SLIDE, strict=True):
+        paragraph.level = at
+        if kind:
+            numbers = etree.SubElement(paragraph._p.get_or_add_pPr(), f"{{{DRAWING}}}buAutoNum")
+            numbers.attrib.update({"type": kind} | ({"startAt": start} if start else {}))
+    file.save(str(tmp_path / "a.pptx"))
+    text = load_document(tmp_path / "a.pptx").text
+    expected = [f"{each[-1]} {line}".strip() for each, line in zip(SLIDE, lines, strict=True)]
+    assert [line for line in text.splitlines() if line][1:] == [line for line in expected if line]
 
 
 def test_paragraphs_of_word_files_have_their_automatic_numbers(tmp_path: Path) -> None:
