@@ -16,7 +16,7 @@ from ragspec.verification import prefix_cache
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, forward, pack
 from ragspec.verification.sequence_cache import SequenceCache
-from ragspec.verification.tree_attention import lease, tree_view
+from ragspec.verification.tree_attention import tree_view
 from tests.support import tiny
 
 WIDTH, OUTPUTS = 256, 1024
@@ -77,7 +77,7 @@ def test_products_with_packs_equal_those_of_the_module(
     model: Two, dtype: torch.dtype, positions: int, calls: list[int]
 ) -> None:
     model.to(dtype)
-    states = torch.randn(2, positions, WIDTH).to(dtype)
+    states = torch.randn(2, WIDTH, positions).to(dtype).transpose(1, 2)  # strided
     with Packed(pack(model)):
         result = model(states)
     served = dtype == torch.float32 or packing.halves()
@@ -85,14 +85,6 @@ def test_products_with_packs_equal_those_of_the_module(
     assert result.dtype == dtype
     error = (result.double() - right(model, states)).abs().max()
     assert error < (1e-5 if dtype == torch.float32 else 0.03)
-
-
-@pytest.mark.usefixtures("borrowed")
-def test_strided_states_are_read_right(model: Two, calls: list[int]) -> None:
-    states = torch.randn(1, WIDTH, 8).transpose(1, 2)
-    with Packed(pack(model)):
-        assert (model(states).double() - right(model, states)).abs().max() < 1e-5
-    assert len(calls) == 2
 
 
 def test_packs_are_not_used_outside_a_view(model: Two, calls: list[int]) -> None:
@@ -235,16 +227,6 @@ def test_a_copy_created_meanwhile_uses_its_weights(model: Two) -> None:
         other = copy.deepcopy(model)
         change(other.one, "in place")
         assert (other(states).double() - right(other, states)).abs().max() < 1e-3
-
-
-def test_a_leased_model_gives_others_the_same_logits() -> None:
-    model = tiny.model("llama")
-    text = torch.tensor([[3, 1, 4, 1, 5]])
-    before = model(text).logits
-    with lease(model), Packed(pack(model)):
-        during = model(text).logits
-    assert torch.equal(before, during)
-    assert not any("forward" in module.__dict__ for module in model.modules())
 
 
 @pytest.mark.parametrize("draft", [False, True])
