@@ -57,7 +57,7 @@ def build(options: DatastoreBuildOptions) -> None:
     with counting(terminal, "reading") as on_progress:
         limit = options.max_tokens
         store = Datastore.build(rows, engine, options.out, max_tokens=limit, progress=on_progress)
-    _show(store.info(), terminal)
+    _show(store.info() | {"skipped": terminal.skipped}, terminal)
     terminal.note(f"built in {time.perf_counter() - began:.0f} s")
 
 

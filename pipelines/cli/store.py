@@ -104,7 +104,7 @@ def build(options: StoreBuildOptions) -> None:
         rows = at_most(tokenized(texts, tokenizer, on_progress), options.max_tokens)
         with CorpusIndex.build(_some(rows, options.sources), tokenizer, options.out) as corpus:
             info = corpus.info()
-    _show(info, terminal)
+    _show(info | {"skipped": terminal.skipped}, terminal)
 
 
 @takes_records

@@ -26,7 +26,7 @@ class Terminal:
     def __init__(self, *, quiet: bool = False) -> None:
         from rich.console import Console
 
-        self.quiet = quiet
+        self.quiet, self.skipped = quiet, list[dict[str, str]]()  # files that were left out
         self.out, self.err = (
             Console(file=file, highlight=False, markup=False, emoji=False)
             for file in (sys.stdout, sys.stderr)
@@ -94,6 +94,7 @@ class Terminal:
 
     def note_skipped(self, path: str, reason: str) -> None:
         """Note a file that was left out, and the reason."""
+        self.skipped.append({"path": path, "reason": reason})
         self.note(f"not read: {path} {reason}")
 
     def error(self, text: str) -> None:

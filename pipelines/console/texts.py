@@ -43,7 +43,8 @@ def read_texts(
     """Return the texts (or token ids) of folders, files and data sets, one after the other.
 
     The first is read at once, and of rows the first `ROWS`, so that a wrong one is named before a
-    model is loaded. A folder has its files, in order of path; unreadable ones are skipped.
+    model is loaded. A folder has its files, in order of path; unreadable ones are skipped, and
+    files of rows from a wrong row on.
     `hf:NAME` is a data set, by its name or its folder, as `datasets.load_dataset` takes it.
 
     Args:
@@ -114,25 +115,26 @@ def _folder(
 
     empty = True
     for path in list_files(folder):
+        where = ""
         try:
-            for item in _file(path, columns):
-                empty = False
+            for item in _file(path, columns, ahead=0):
+                empty, where = False, "from here on: "
                 yield item
         except (DocumentError, InputError) as error:
             if isinstance(error, InputError) and columns.field is not None:
                 raise  # the requested column is missing
-            skipped(str(path), str(error).removeprefix(str(path)).lstrip(" ,"))
+            skipped(str(path), where + str(error).removeprefix(str(path)).lstrip(" ,"))
     if empty:
         raise DocumentError(
             f"{folder} holds no usable text. Name a folder with documents, jsonl or parquet files."
         )
 
 
-def _file(path: Path, columns: TextColumns) -> Iterator[Item]:
+def _file(path: Path, columns: TextColumns, ahead: int = ROWS) -> Iterator[Item]:
     from ragspec.retrievers.search.documents import load_document
 
     if path.name.lower().endswith((*LINES, PARQUET)):
-        yield from read_ahead(_texts(read_rows(path), columns))
+        yield from read_ahead(_texts(read_rows(path), columns), ahead)
     else:
         yield load_document(path).text
 

@@ -297,7 +297,7 @@ def check_options(options: Mapping[str, object], taken: Collection[str] = (), by
             raise InputError(unknown("option", name, Options.__annotations__))
         fits, expected = _KINDS.get(name, (None, ""))
         if value is not None and fits is not None and not fits(as_list(value)):
-            raise InputError(f"{name} is {value!r}; expected {expected}, or None.")
+            raise InputError(f"{name} is {value!r:.80}; expected {expected}, or None.")
         if name in taken and value:
             raise InputError(f"got {name}=, which {by} sets itself; leave it out.")
 
@@ -322,7 +322,10 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         _each(lambda s: isinstance(s, Sequence) and len(s) == 4 and None not in map(whole, s)),
         "a list of (start, end, document, offset)",
     ),
-    "texts": (_each(lambda text: isinstance(text, SourceText)), "a list of SourceText"),
+    "texts": (
+        _each(lambda text: isinstance(text, SourceText)),
+        "a list of ragspec.drafters.base.SourceText",
+    ),
     "on_read": (callable, "a function of two numbers"),
     "on_step": (callable, "a function of a number and a Step"),
     "tenant": (lambda value: isinstance(value, str), "a text"),

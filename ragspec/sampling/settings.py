@@ -206,7 +206,7 @@ def seeded(sampling: Sampling, caller: str) -> Sampling:
         InputError: n is above 1.
     """
     if sampling.n != 1:
-        raise InputError(f"{caller} gives one text, got n={sampling.n}; use Engine.generate.")
+        raise InputError(f"{caller} gives one text, got n={sampling.n}; call it once for each.")
     return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed())
 
 

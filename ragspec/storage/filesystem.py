@@ -16,11 +16,11 @@ POLL_SECONDS = 0.02
 def unreadable(path: Path, error: OSError) -> StoreError:
     """Return the error for an unreadable file. Only a missing file calls for a new store."""
     if isinstance(error, FileNotFoundError):
-        return StoreError(f"{path} is missing; build the store again.")
+        return StoreError(f"{path} is missing; make it again.")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return StoreError(
             f"{path} cannot be opened: this process has too many open files; raise the limit "
-            "(ulimit -n), then open the store again."
+            "(ulimit -n), then open it again."
         )
     return StoreError(
         f"{path} cannot be read ({error.strerror or error}); check its permissions and the disk."

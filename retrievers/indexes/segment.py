@@ -221,8 +221,7 @@ class Segment:
         expected = (int(starts[-1]), int(buckets[-1]), vocab_size + 1, sizes[0] - sizes[1])
         if sizes != expected:
             raise StoreError(
-                f"the files of {folder} have {sizes} numbers, expected {expected}; build the store "
-                "again."
+                f"the files of {folder} have {sizes} numbers, expected {expected}; make it again."
             )
         return cls(arrays, depth)
 
@@ -302,4 +301,4 @@ def mapped(path: Path, dtype: str) -> NDArray[Any]:
             return array
     except OSError as error:
         raise unreadable(path, error) from error
-    raise StoreError(f"{path} has {size} bytes, which is cut; build the store again.")
+    raise StoreError(f"{path} has {size} bytes, which is cut; make it again.")

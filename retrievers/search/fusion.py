@@ -11,6 +11,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from itertools import islice
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from ragspec.errors import InputError
@@ -80,10 +81,11 @@ class FunctionRetriever:
         self._takes_k = _accepts(function, "query", k=1)
 
     def search(self, query: str, k: int) -> list[Hit]:
-        """Return the first k results as hits; raise InputError if they are no such triples."""
+        """Return the first k results with text as hits; raise InputError for other results."""
         results = self._function(query, k=k) if self._takes_k else self._function(query)
         results = _listed(results, self._owner, "a list of (text, score, meta) triples")
-        return [self._hit(number, item) for number, item in enumerate(results[:k])]
+        hits = (self._hit(number, item) for number, item in enumerate(results))
+        return list(islice((hit for hit in hits if hit.passage.text.strip()), k))
 
     def _hit(self, number: int, item: tuple[str, float, Mapping[str, object]]) -> Hit:
         try:

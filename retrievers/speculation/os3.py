@@ -127,7 +127,7 @@ class StrideSchedule:
         if 1 <= (strides := whole(speculate) or 0) <= MOST:
             return cls(fixed=strides, overlap=overlap)
         raise InputError(
-            f"speculate is {speculate!r}; expected 'auto', 'off', or strides from 1 to {MOST}."
+            f"speculate is {speculate!r}; expected 'auto', 'off', or a number from 1 to {MOST}."
         )
 
     @property

@@ -22,15 +22,15 @@ REPEATS = 8  # queries that are repeated for a retriever
 
 @dataclass(frozen=True)
 class RetrievedPassage:
-    """A passage of a search; equal to another one of the same number, document, start and text."""
+    """A passage of a search; equal to another one of the same number, document, title and text."""
 
     hit: Hit = field(compare=False)
     number: int = -1
-    place: tuple[str, int, str] = field(init=False)
+    place: tuple[str, int, str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         passage = self.hit.passage
-        place = self.hit.document.name, passage.start, passage.text
+        place = self.hit.document.name, passage.start, passage.title, passage.text
         object.__setattr__(self, "place", place)
 
 

@@ -294,6 +294,27 @@ def test_an_empty_search_does_not_change_the_passage() -> None:
         iterative(engine(), lambda query: []).ask(QUESTION)
 
 
+def test_titles_that_depend_on_the_query_are_those_without_speculation() -> None:
+    pages = documents(2, twice=False)
+
+    def search(query: str, k: int) -> Any:
+        is_first = query == QUESTION
+        ranked = pages[::-1] if is_first else pages
+        title = "tree draft token" if is_first else "token"
+        return [(page.text, 1.0, {"name": page.name, "title": title}) for page in ranked][:k]
+
+    for seed in range(4):
+        answers = [
+            iterative(engine(), search, speculate=speculate, stride=2).ask(
+                QUESTION, Sampling(temperature=1.0, seed=seed), max_new_tokens=24, ignore_eos=True
+            )
+            for speculate in ("off", 4)
+        ]
+        assert answers[0].text == answers[1].text
+        titles = [[hit.passage.title for hit in answer.passages] for answer in answers]
+        assert titles[0] == titles[1]
+
+
 def test_malformed_hits_are_refused() -> None:
     for wrong in (["just text"], None):
         with pytest.raises(InputError, match=r"expected .*\(text, score, meta\)"):
@@ -314,12 +335,15 @@ def test_an_interrupt_ends_the_answer_with_the_streamed_text(index: PassageIndex
     ("options", "expected"),
     [
         ({"stride": 0}, "stride is 0; expected a whole number, at least 1"),
-        ({"speculate": "on"}, "speculate is 'on'; expected 'auto', 'off', or strides from 1 to 16"),
+        (
+            {"speculate": "on"},
+            "speculate is 'on'; expected 'auto', 'off', or a number from 1 to 16",
+        ),
         ({"flare": 0.0}, "flare is 0.0; expected a probability above 0"),
         ({"flare": "x"}, "flare is x; expected a probability above 0"),
         ({"flare": True}, "flare is True; expected a probability above 0"),
         ({"overlap": "x"}, "overlap is 'x'; expected True, False, or None"),
-        ({"speculate": 17}, "strides from 1 to 16"),
+        ({"speculate": 17}, "a number from 1 to 16"),
         ({"rounds": 0}, "rounds is 0"),
         ({"query_tokens": 2.5}, "query_tokens is 2.5"),
         ({"rounds": 2, "flare": 0.5}, "rounds and flare"),

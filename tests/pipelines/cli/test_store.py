@@ -54,6 +54,10 @@ def test_a_store_of_a_folder(texts: Path, tmp_path: Path, model: str, capsys: Ca
     text, noted = output_of(capsys, "store", "build", texts, "--model", model, "--out", out)
     assert "3 documents, 1 segment," in text
     assert "not read" in noted and "c.png" in noted
+    (skipped,) = result(capsys, "build", str(texts), "--model", model, "--out", f"{out}2")[
+        "skipped"
+    ]
+    assert skipped["path"].endswith("c.png") and skipped["reason"]
     assert texts_of(out) == ["the cat sat on the mat", "one row", "another row"]
     assert result(capsys, "verify", str(out))["sound"] is True
     info = result(capsys, "info", str(out))

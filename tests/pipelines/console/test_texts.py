@@ -69,11 +69,13 @@ def test_a_folder_has_documents_and_rows_and_reports_skipped_files(tmp_path: Pat
     write_rows(tmp_path / "c.jsonl", ROWS)
     (tmp_path / "d.jsonl").write_text("{broken")
     write_rows(tmp_path / "e.jsonl", [{"x": 1, "y": 2}])
+    write_rows(tmp_path / "f.jsonl", [*ROWS, {"text": 7}, *ROWS])
     (tmp_path / ".hidden.txt").write_text("secret")
     reasons: dict[str, str] = {}
     result = read(tmp_path, skipped=lambda path, why: reasons.update({Path(path).name: why}))
-    assert result == ["# text", "one", "two"]
-    assert list(reasons) == ["b.pdf", "d.jsonl", "e.jsonl"]
+    assert result == ["# text", "one", "two", "one", "two"]
+    assert list(reasons) == ["b.pdf", "d.jsonl", "e.jsonl", "f.jsonl"]
+    assert reasons["f.jsonl"].startswith(f"from here on: line {len(ROWS) + 1} holds int")
     assert reasons["d.jsonl"].startswith("line 1: no JSON object")
     assert reasons["e.jsonl"].startswith("line 1 has no column of a usual name; it has x, y")
     with pytest.raises(InputError, match="no column 'z'"):

@@ -101,7 +101,8 @@ def test_fusion_keeps_the_union_best_first(first: list[int], second: list[int]) 
 def test_bare_function_becomes_a_retriever() -> None:
     def search(query: str, k: int) -> list[tuple[str, float, Mapping[str, Any]]]:
         meta = {"source": "a.txt", "title": "A"}
-        return [(f"about {query}", 2.0, meta), (f"more for {k}", 1.0, {}), ("more", 0.5, {})]
+        hits = [(f"about {query}", 2.0, meta), (f"more for {k}", 1.0, {}), ("more", 0.5, {})]
+        return [("  ", 3.0, {}), *hits]  # a blank text is no hit
 
     hits = as_retriever(search).search("cats", 5)
     assert [(hit.document.name, hit.passage.title) for hit in hits[:1]] == [("a.txt", "A")]
@@ -109,7 +110,7 @@ def test_bare_function_becomes_a_retriever() -> None:
     assert hits[1].passage.text == "more for 5"
     assert len(as_retriever(search).search("cats", 1)) == 1
     # A text without a name has the same one at every rank, and no other text has it.
-    last = as_retriever(lambda query: search(query, 3)[2:]).search("cats", 1)[0]
+    last = as_retriever(lambda query: search(query, 3)[3:]).search("cats", 1)[0]
     assert last.document == hits[2].document and last.document.name != hits[1].document.name
     loose = as_retriever(lambda *values, **named: [(str(named), 1.0, {})])
     assert loose.search("cats", 5)[0].passage.text == "{}"
