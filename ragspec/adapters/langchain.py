@@ -9,7 +9,7 @@ Written against langchain-core 1.x. Tools and schemas are not enforced: `invoke`
 
 from collections.abc import Iterator, Sequence
 
-from ragspec.adapters.writer import HostModel, HostReply, Job
+from ragspec.adapters.writer import HostModel, HostReply, Job, in_thread
 from ragspec.registry import optional_packages
 
 with optional_packages():
@@ -65,6 +65,8 @@ class ChatRagspec(HostModel, BaseChatModel, extra="forbid"):  # type: ignore[mis
             for reply in self._writer.write(self._job(messages, stop, kwargs))
         ]
         return ChatResult(generations=generations, llm_output={"model_name": self._writer.name})
+
+    _agenerate = in_thread("_generate")
 
     def _stream(
         self,

@@ -7,7 +7,9 @@ whether or not they are in the prompt.
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import ExitStack, closing
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from inspect import signature
 from typing import Any, TypeVar
@@ -33,6 +35,8 @@ from ragspec.sampling.settings import Sampling
 T = TypeVar("T")
 TOOL_ROLES = ("tool", "function")  # roles whose texts a template may leave out
 PER_STEP = ("per_step_accepted", "per_step_drafted")  # too long for metadata
+# Done once the asynchronous call ends, or is cancelled, whose thread reads this.
+_CALL_END: ContextVar[Future[None] | None] = ContextVar("call_end", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +160,16 @@ class HostWriter:
 
     def write(self, job: Job) -> list[HostReply]:
         """Return the samples of a job."""
-        texts = self.engine.generate([list(job.prompt.token_ids)], job.sampling, **job.options)
-        samples = texts[0] if job.sampling.n > 1 else texts
-        return [HostReply(each.text, each.text, self._facts(job, each)) for each in samples]
+        prompts = [list(job.prompt.token_ids)]
+        requests, _ = self.engine.prepare(prompts, job.sampling, job.options)
+        owner, call_end = object(), _CALL_END.get()
+        with ExitStack() as stack:
+            add = (closing(self.engine.add(each, owner)) for each in requests)
+            handles = [*map(stack.enter_context, add)]
+            if call_end is not None:
+                call_end.add_done_callback(lambda _: [each.future.cancel() for each in handles])
+            texts = [each.result() for each in handles]
+        return [HostReply(each.text, each.text, self._facts(job, each)) for each in texts]
 
     def stream(self, job: Job) -> Generator[HostReply]:
         """Yield the states of one text, the last with its figures; closing it cancels the text."""
@@ -263,10 +274,16 @@ class HostModel(BaseModel):
 
 
 def in_thread(name: str) -> Any:
-    """Return the asynchronous form of the method of a name."""
+    """Return the asynchronous form of the method of a name; to cancel it ends its texts."""
 
     async def call(self: object, *args: object, **kwargs: object) -> object:
-        result = await asyncio.to_thread(getattr(self, name), *args, **kwargs)
+        end = Future[None]()
+        token = _CALL_END.set(end)
+        try:
+            result = await asyncio.to_thread(getattr(self, name), *args, **kwargs)
+        finally:
+            _CALL_END.reset(token)
+            end.set_result(None)
         return pulled(result) if isinstance(result, Iterator) else result
 
     return call

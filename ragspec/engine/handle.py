@@ -29,6 +29,17 @@ class Driver(Protocol):
         """Return the generation so far."""
 
 
+class RequestFuture(Future[Generation]):
+    """The future of a text, which a cancelled await cancels."""
+
+    stopped = False  # whether `cancel` was called
+
+    def cancel(self) -> bool:
+        """End the text after the current step; return False, as the text so far is the result."""
+        self.stopped = True
+        return False
+
+
 class RequestHandle:
     """An iterator over the steps of a request; `result()` waits for the whole text.
 
@@ -40,9 +51,8 @@ class RequestHandle:
             scheduler.
 
     Attributes:
-        future: The future of the generation, for callbacks.
+        future: The future of the generation, for callbacks and `asyncio.wrap_future`.
         count: Events that were taken: the steps so far, and the end.
-        cancelled: Whether `cancel` was called.
         submitted, joined, first, finished: Times of these events, and of the first token, in
             seconds of the performance counter; 0 until they happen.
     """
@@ -53,10 +63,8 @@ class RequestHandle:
         self.owner = owner
         self.submitted = time.perf_counter()
         self.joined = self.first = self.finished = 0.0
-        self.future: Future[Generation] = Future()
-        self.future.set_running_or_notify_cancel()  # `cancel` here is the one way to end it
+        self.future = RequestFuture()
         self.count = 0
-        self.cancelled = False
         self._scheduler = scheduler
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
         self._events: deque[Step | Generation | None] = deque()
@@ -96,7 +104,7 @@ class RequestHandle:
 
     def cancel(self) -> None:
         """End the text after the current step; the result is the text written so far."""
-        self.cancelled = True
+        self.future.cancel()
 
     def result(self, timeout: float | None = None) -> Generation:
         """Return the generation once the text has ended; raise the error that ended it, if any.

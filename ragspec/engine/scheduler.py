@@ -266,12 +266,12 @@ class Scheduler:
     def _sweep(self) -> None:
         """End the requests that were cancelled, or whose callbacks failed."""
         with self._changed:
-            ended = [each for each in chain(*self._waiting.values()) if each.cancelled]
+            ended = [each for each in chain(*self._waiting.values()) if each.future.stopped]
             for key, queue in [*self._waiting.items()] if ended else ():
                 queue[:] = [each for each in queue if each not in ended]
                 if not queue:
                     del self._waiting[key]
-        ended += [each for each in self._live.values() if each.cancelled or each.sequence.done]
+        ended += [each for each in self._live.values() if each.future.stopped or each.sequence.done]
         for handle in ended:
             if self._loop is not None and handle.sequence in self._live:
                 self._loop.leave(handle.sequence)

@@ -79,6 +79,19 @@ def test_async_calls_and_batches_share_an_engine() -> None:
     assert asyncio.run(streamed()) == expected[0]
 
 
+def test_a_cancelled_call_ends_its_texts() -> None:
+    llm, done = chat(engine=chatting.engine().with_limits(1), max_tokens=400), list[Any]()
+    llm.engine.on_finish(done.append)
+
+    async def impatient() -> None:
+        call = llm.agenerate([[HumanMessage(REQUESTS)]], n=2, temperature=1.0, ignore_eos=True)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(call, 0.05)
+
+    asyncio.run(impatient())
+    assert not done and llm.invoke(REQUESTS, max_tokens=3).content
+
+
 def test_settings_of_a_call_win_over_those_of_the_model() -> None:
     llm = chat(temperature=0.9, seed=4, stop="in no text")
     sampled = chatting.alone(TURN, sampling=Sampling(temperature=0.9, seed=4))

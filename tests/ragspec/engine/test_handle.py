@@ -1,5 +1,6 @@
 """The handle of a request: its steps, its result, its callbacks, and what it releases."""
 
+import asyncio
 import subprocess
 import sys
 import weakref
@@ -45,6 +46,17 @@ def test_the_interpreter_exits_cleanly_while_texts_are_written() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_cancelled_await_ends_the_text(plain: Engine) -> None:
+    async def impatient(handle: RequestHandle) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(handle.future), 0)
+
+    with plain.with_limits(1) as pool:
+        handle = pool.submit("a tree", max_new_tokens=400, ignore_eos=True)
+        asyncio.run(impatient(handle))
+        assert handle.result().finish_reason == "cancelled"
 
 
 def test_a_watcher_of_a_handle_is_notified_of_its_end_and_released(plain: Engine) -> None:
