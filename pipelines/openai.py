@@ -13,7 +13,7 @@ from ragspec.engine.prompts import stop_strings
 from ragspec.engine.request import Options, check_options
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer
-from ragspec.registry import unknown
+from ragspec.registry import expect_known
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import joined
 from ragspec.sampling.settings import Sampling
@@ -81,9 +81,8 @@ def _by_name(settings: Mapping[str, object], earlier: object) -> dict[str, objec
         earlier: The log-probabilities that earlier mappings ask for.
     """
     named, typed = dict[str, object](), dict[str, str]()
+    expect_known("setting", settings, NAMES)
     for name, value in settings.items():
-        if name not in NAMES:
-            raise InputError(unknown("setting", name, NAMES))
         ours = ALIASES.get(name, name)
         if value is None:
             continue

@@ -6,7 +6,7 @@ Only this module of the core names the rooms. The strings are imported on first 
 import difflib
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -99,8 +99,7 @@ def names(kind: str) -> Mapping[str, str]:
     Raises:
         UnknownNameError: There is no such kind.
     """
-    if kind not in NAMES:
-        raise UnknownNameError(unknown("kind of name", kind, NAMES))
+    expect_known("kind of name", [kind], NAMES)
     outside = dict(_entry_points(GROUPS[kind], tuple(sys.path)))
     for name in sorted(outside.keys() & NAMES[kind].keys()):
         warnings.warn(
@@ -159,6 +158,13 @@ def entries(kind: str, among: Iterable[str] | None = None) -> Iterator[tuple[str
             if name in NAMES[kind]:
                 raise
             warnings.warn(f"{error} The {kind} is skipped.", stacklevel=2)
+
+
+def expect_known(kind: str, names: Iterable[str], choices: Collection[str]) -> None:
+    """Raise UnknownNameError for the first name that is no choice."""
+    for name in names:
+        if name not in choices:
+            raise UnknownNameError(unknown(kind, name, choices))
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from ragspec.errors import InputError, UnknownNameError
+from ragspec.errors import InputError
 from ragspec.models.checks import check_dtype
 from ragspec.pipelines.bench.measure import Outcome, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
 from ragspec.pipelines.console.records import option, split
-from ragspec.registry import unknown
+from ragspec.registry import expect_known
 from ragspec.sampling.settings import whole
 from ragspec.visual import checks as visual
 from ragspec.visual.loading import find_draft, find_folder, read_kind
@@ -159,8 +159,7 @@ def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
             f"Expected a variant RULE[@VALUE][:DRAFTER], got {name!r}. Write lantern@0.3, say."
         )
     rule, rules, settings = match["rule"], _rules(latents), dict[str, float]()
-    if rule not in rules:
-        raise UnknownNameError(unknown("variant", rule, rules))
+    expect_known("variant", [rule], rules)
     if match["value"] is not None:
         setting, value = rules[rule], float(match["value"])
         if setting is None:

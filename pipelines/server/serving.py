@@ -23,7 +23,7 @@ from ragspec.pipelines.server.metrics import Metrics
 from ragspec.pipelines.server.prompting import EngineRequest
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import RunningTexts
-from ragspec.registry import unknown
+from ragspec.registry import expect_known, unknown
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -110,9 +110,7 @@ class Serving:
         names = self.default[0] if drafter is None else _as_names(drafter)
         nodes = self.default[1] if budget is None else budget
         stores = () if store is None else (store,) if isinstance(store, str) else (*self.stores,)
-        for name in stores:
-            if name not in self.stores:
-                raise UnknownNameError(unknown("store", name, self.stores))
+        expect_known("store", stores, self.stores)
         return self._engines(tenant, names, nodes, stores)
 
     def _create(

@@ -16,7 +16,7 @@ from ragspec.drafters.method import GLOBAL
 from ragspec.errors import HostError, InputError
 from ragspec.needs import Capabilities
 from ragspec.pipelines.methods import compose, open_sources
-from ragspec.registry import unknown
+from ragspec.registry import expect_known
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import follow, keep_paths, limit_depth
@@ -70,8 +70,7 @@ class HostOptions:
         if not isinstance(options, Mapping | None):
             raise InputError(f"got the options {options!r}; expected a mapping of names to values.")
         names = cls.__dataclass_fields__
-        for name in (options or {}).keys() - names.keys():
-            raise InputError(unknown("option", str(name), names))
+        expect_known("option", map(str, options or {}), names)
         return cls(**(options or {}))
 
 

@@ -14,11 +14,10 @@ from ragspec.errors import (
     MissingExtraError,
     ModelError,
     ModelNotFoundError,
-    UnknownNameError,
     UnsupportedModelError,
 )
 from ragspec.models.resolve import PUBLISHED, ResolvedModel, missing_files, resolve_model
-from ragspec.registry import unknown
+from ragspec.registry import expect_known
 
 DTYPES = MappingProxyType(
     {name: name for name in ("float64", "float32", "bfloat16", "float16")}
@@ -127,8 +126,7 @@ def check_gguf(what: str | Path) -> None:
 
 def check_published(name: str) -> None:
     """Raise an error if a name is no published model's, or the package to convert it is missing."""
-    if name not in PUBLISHED:
-        raise UnknownNameError(unknown("model to fetch", name, PUBLISHED))
+    expect_known("model to fetch", [name], PUBLISHED)
     check_gguf(name)
 
 

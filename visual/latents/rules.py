@@ -20,9 +20,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ragspec.errors import UnknownNameError
 from ragspec.needs import Capabilities, Needs, match
-from ragspec.registry import unknown
+from ragspec.registry import expect_known
 from ragspec.reports.report import ROUNDED
 from ragspec.rules.base import EXACT_FOR_LABEL, Rule, TargetView, Verdict
 from ragspec.rules.walk import descend
@@ -285,8 +284,7 @@ def make_latent_rule(name: str, **settings: object) -> Rule:
         UnknownNameError: There is no such rule.
         InputError: The rule has no such setting.
     """
-    if name not in RULES:
-        raise UnknownNameError(unknown("latent rule", name, list(RULES)))
+    expect_known("latent rule", [name], RULES)
     inputs = {key: value for key, value in settings.items() if value is not None}
     check_settings(name, inputs, {*RULE_SETTINGS[name]})
     return RULES[name](**inputs)

@@ -15,8 +15,7 @@ They are starting points. Every run measures their cost (`tv_excess`), and a bud
 from inspect import signature
 from typing import Any
 
-from ragspec.errors import UnknownNameError
-from ragspec.registry import names, resolve, unknown
+from ragspec.registry import expect_known, names, resolve
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.visual.checks import EXACT, check_settings
 from ragspec.visual.rules.codebook import Book, CodeNeighbours, CodePartition
@@ -66,8 +65,7 @@ def make_rule(
     """
     inputs: dict[str, Any] = settings | {"tv_budget": tv_budget}
     inputs = {key: value for key, value in inputs.items() if value is not None}
-    if name != EXACT and name not in names("rule"):
-        raise UnknownNameError(unknown("rule", name, [EXACT, *names("rule")]))
+    expect_known("rule", [name], [EXACT, *names("rule")])
     rule_class = resolve("rule", "walk" if name == EXACT else name)
     allowed = set[str]()
     if rule_class.relaxed_by is not None:
