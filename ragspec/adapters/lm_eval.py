@@ -7,7 +7,6 @@ Likelihoods, encoding and chat templates are those of `HFLM`. Written against lm
 
 import logging
 from contextlib import suppress
-from inspect import signature
 from itertools import count
 from typing import Any
 
@@ -19,7 +18,7 @@ from ragspec.drafters.build import DrafterSpec, DraftModel
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
-from ragspec.registry import optional_packages, unknown
+from ragspec.registry import expect_known, optional_packages, unknown
 from ragspec.sampling.settings import Sampling, checked_count
 
 with optional_packages():
@@ -27,7 +26,12 @@ with optional_packages():
     from lm_eval.models.huggingface import HFLM
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-KNOWN = signature(HFLM.__init__).parameters.keys() - {"self", "pretrained", "tokenizer", "kwargs"}
+# Arguments of HFLM that do not load a model.
+KNOWN = (
+    *("truncation", "logits_cache", "max_length", "softmax_dtype", "mixed_precision_dtype"),
+    *("max_batch_size", "add_bos_token", "prefix_token_id"),
+    *("think_end_token", "enable_thinking", "chat_template_args"),
+)
 
 
 @register_model("ragspec")
@@ -40,7 +44,7 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         device, dtype: See `load_model`.
         batch_size: Texts decoded in one batch; 16 for "auto".
         seed: The i-th sampled text has the seed `seed + i`.
-        settings: Further arguments of `HFLM`, such as max_length, add_bos_token.
+        settings: Further arguments of `HFLM` that do not load a model, such as max_length.
 
     Raises:
         InputError: An argument is unknown or out of range; also the errors of `Engine`.
@@ -59,12 +63,13 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         seed: int = 1234,
         **settings: Any,
     ) -> None:
-        for name in settings.keys() - KNOWN:
-            raise InputError(unknown("model argument", name, KNOWN))
+        for name in settings.keys() - {*KNOWN}:
+            remedy = "Name a model that loads without it, such as a merged one, or pass an Engine."
+            raise InputError(f"{unknown('model argument', name, KNOWN)} {remedy}")
         size: Any = "16" if str(batch_size or "auto").startswith("auto") else str(batch_size)
         size = checked_count(int(size) if size.isdecimal() else size, "batch_size")
         if not isinstance(model, Engine):
-            weights = load_model(model, _device(device), dtype)  # the checkpoint's, if "auto"
+            weights = load_model(model, _device(device), dtype)
             model = Engine(*weights, drafter, draft_model, budget, max_batch_size=size)
         elif (drafter, draft_model, budget, device, dtype) != ("auto", None, "auto", None, "auto"):
             raise InputError("got an Engine and settings of one; expected it alone.")
@@ -83,8 +88,7 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         """Return contexts [B, S], padded on the left, followed by their continuations [B, T]."""
         whole, sampled = settings.pop("attention_mask"), settings.pop("do_sample")
         settings = {k: v for k, v in settings.items() if (k, v) != ("num_beams", 1)}
-        for name in settings.keys() - {*SETTINGS}:
-            raise InputError(unknown("generation argument", name, ("do_sample", *SETTINGS)))
+        expect_known("generation argument", settings, ("do_sample", *SETTINGS))
         if sampled:
             settings.setdefault("temperature", 1.0)  # the default of transformers
         else:

@@ -136,6 +136,7 @@ def test_a_harness_task_gives_the_same_scores_with_and_without_drafts(tmp_path: 
         ({"max_length": 9999}, "max_length is 9999"),
         ({"batch_size": "many"}, "batch_size is 'many'"),
         ({"drafters": "context"}, "unknown model argument 'drafters'"),
+        ({"peft": "folder"}, "'peft'.* Name a model that loads without it"),
         ({"dtype": "float32"}, "Engine and settings"),
     ],
 )
