@@ -70,7 +70,7 @@ def _encode(tokenizer: Tokenizer, parts: Sequence[str], add_special_tokens: bool
 
     A tokenizer that begins every text with a space does so at each part.
     """
-    more = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
+    more = {"verbose": False, "return_offsets_mapping": getattr(tokenizer, "is_fast", False)}
     ids, offsets, start = list[int](), list[tuple[int, int]](), 0
     for number, part in enumerate(parts):
         encoded = tokenizer(part, add_special_tokens=add_special_tokens and not number, **more)

@@ -212,7 +212,7 @@ def _tokenize(name: str, text: str, tokenizer: "Tokenizer | None", **options: ob
         raise InputError(
             f"got a text as {name} and no tokenizer; pass Engine(model, tokenizer) or token ids"
         )
-    ids = list(tokenizer(well_formed(text), **options)["input_ids"])
+    ids = list(tokenizer(well_formed(text), verbose=False, **options)["input_ids"])
     begin = getattr(tokenizer, "bos_token", None)
     if begin and text.startswith(begin) and ids[:2] == [tokenizer.bos_token_id] * 2:
         del ids[0]  # the text of a chat template begins with the token that tokenizers add

@@ -151,6 +151,14 @@ def test_texts_that_outgrow_the_context() -> None:
         assert "shorten the prompt by" not in str(error.value)
 
 
+def test_the_tokenizer_does_not_warn_of_long_texts() -> None:
+    tokenizer = tiny.tokenizer(chat=True)
+    tokenizer.model_max_length = 2
+    for prompt in ("long", [{"role": "user", "content": "long"}]):
+        encode_prompts(prompt, tokenizer, 97)
+    assert not tokenizer.deprecation_warnings  # where transformers notes that it has warned
+
+
 @pytest.mark.parametrize("wrap", [lambda text: text, lambda text: [{"type": "text", "text": text}]])
 def test_lone_surrogates_in_prompts_and_predictions_are_replaced(wrap: Any) -> None:
     assert encoded("a\ud83db") == encoded("a\ufffdb")
