@@ -9,15 +9,17 @@ Written against haystack-ai 3, whose asynchronous pipelines run this component i
 from contextlib import closing
 from typing import Any
 
-from ragspec.adapters.writer import HostReply, HostWriter
+from ragspec.adapters.writer import NO_TOOLS, SETTINGS, HostWriter
 from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
 from ragspec.pipelines.openai import read_settings
-from ragspec.registry import optional_packages
+from ragspec.registry import expect_known, optional_packages
 
 with optional_packages():
     from haystack import Document, component, default_to_dict
     from haystack.dataclasses import ChatMessage, ComponentInfo, StreamingCallbackT, StreamingChunk
     from haystack.dataclasses.streaming_chunk import select_streaming_callback
+    from haystack.tools import ToolsType
     from haystack.utils import deserialize_callable, serialize_callable
 
 
@@ -44,6 +46,7 @@ class RagspecChatGenerator:
         streaming_callback: StreamingCallbackT | None = None,
         **settings: Any,
     ) -> None:
+        expect_known("setting", settings, SETTINGS)
         self.settings = {"model": model, "engine": engine, **settings}
         self.generation_kwargs = generation_kwargs or {}
         self.streaming_callback = streaming_callback
@@ -78,12 +81,14 @@ class RagspecChatGenerator:
         generation_kwargs: dict[str, Any] | None = None,
         *,
         documents: list[Document] | None = None,
+        tools: ToolsType | None = None,
     ) -> dict[str, list[ChatMessage]]:
         """Answer a conversation.
 
         Args:
             messages: The conversation, or the text of a user's turn.
             documents: Documents to draft from and to cite, whether or not they are in the prompt.
+            tools: None or empty; other components pass it.
 
         Returns:
             `replies`, as many as n; `meta` has finish reason, usage, acceptance and citations.
@@ -92,6 +97,8 @@ class RagspecChatGenerator:
             InputError, SamplingError, PromptTooLongError: As for `Engine.generate`.
             UnsupportedModelError: There is no chat template.
         """
+        if tools:
+            raise InputError(NO_TOOLS)
         callback = select_streaming_callback(self.streaming_callback, streaming_callback, False)
         request = read_settings(self.generation_kwargs, generation_kwargs, {"documents": documents})
         turns = [ChatMessage.from_user(messages)] if isinstance(messages, str) else messages
@@ -100,14 +107,11 @@ class RagspecChatGenerator:
         writer, info = self.warm_up(), ComponentInfo.from_component(self)
         job = writer.chat(turns, request)
         if callback is None:
-            return {"replies": [_message(each) for each in writer.write(job)]}
+            texts, form = writer.write(job), ChatMessage.from_assistant
+            return {"replies": [form(each.text, meta=each.facts) for each in texts]}
         with closing(writer.stream(job)) as replies:
             for number, reply in enumerate(replies):
                 meta, ends = {"model": writer.name, **reply.facts}, reply.facts.get("finish_reason")
                 place = {"index": 0, "start": number == 0, "finish_reason": ends}
                 callback(StreamingChunk(reply.delta, meta, info, **place))
-        return {"replies": [_message(reply)]}
-
-
-def _message(reply: HostReply) -> ChatMessage:
-    return ChatMessage.from_assistant(reply.text, meta=reply.facts)
+        return {"replies": [ChatMessage.from_assistant(reply.text, meta=reply.facts)]}

@@ -10,6 +10,8 @@ Written against langchain-core 1.x. Tools and schemas are not enforced: `invoke`
 from collections.abc import Iterator, Sequence
 
 from ragspec.adapters.writer import HostModel, HostReply, Job, in_thread
+from ragspec.engine.plain_text import encode_text
+from ragspec.engine.prompts import well_formed
 from ragspec.registry import optional_packages
 
 with optional_packages():
@@ -38,7 +40,13 @@ class ChatRagspec(HostModel, BaseChatModel, extra="forbid"):  # type: ignore[mis
     @property
     def _identifying_params(self) -> dict[str, object]:
         """The settings that identify the model in LangChain's caches."""
-        return {**self.settings, "model": self._writer.name, "chat_template": self.chat_template}
+        return {**self.settings, **self._writer.identity}
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Return the token ids of a text, by which LangChain counts and trims."""
+        if self.custom_get_token_ids is not None:
+            return list(self.custom_get_token_ids(text))
+        return list(encode_text(self._writer.engine.tokenizer, well_formed(text)).ids)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: object) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)

@@ -87,8 +87,10 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
         if isinstance(prompt, str) and self._writer.is_chat and not formatted:
             prompt = [llms.ChatMessage(role=llms.MessageRole.USER, content=prompt)]
         if not isinstance(prompt, str):
+            messages = [_read_message(each) for each in prompt]
             if self._writer.is_chat:
-                return self._writer.chat([_read_message(each) for each in prompt], request)
+                return self._writer.chat(messages, request)
+            self._writer.read(messages)  # for its errors
             prompt = self.messages_to_prompt(prompt)
         elif not formatted:
             prompt = self.completion_to_prompt(prompt)

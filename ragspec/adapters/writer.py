@@ -6,19 +6,20 @@ whether or not they are in the prompt.
 
 import asyncio
 import os
+import uuid
 from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from ragspec.adapters.passages import hits_of
 from ragspec.drafters.base import SourceText
-from ragspec.engine.engine import Engine
+from ragspec.engine.engine import OPTIONS, Engine
 from ragspec.engine.plain_text import Message, encode_text, render_chat
 from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.request import Options
@@ -27,13 +28,15 @@ from ragspec.pipelines.answering.citations import find_evidence
 from ragspec.pipelines.answering.prompt import Prompt, placed
 from ragspec.pipelines.answering.template import is_chat
 from ragspec.pipelines.openai import NAMES, GenerateRequest, OpenAIReply, figures, read_settings
-from ragspec.registry import unknown
+from ragspec.registry import expect_known
 from ragspec.reports.generation import Generation, place_tokens
 from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import Sampling
 
-T = TypeVar("T")
 TOOL_ROLES = ("tool", "function")  # roles whose texts a template may leave out
+PARAMETERS = signature(Engine.from_pretrained).parameters
+SETTINGS = PARAMETERS.keys() - {"model", "options"} | {*OPTIONS, "chat_template"}
+NO_TOOLS = "got tools; expected none, as texts are not parsed for calls of them."
 PER_STEP = ("per_step_accepted", "per_step_drafted")  # too long for metadata
 # Done once the asynchronous call ends, or is cancelled, whose thread reads this.
 _CALL_END: ContextVar[Future[None] | None] = ContextVar("call_end", default=None)
@@ -93,8 +96,8 @@ class HostWriter:
             )
         if not isinstance(engine, Engine | None):
             raise InputError(f"got {type(engine).__name__} as the engine; expected an Engine.")
-        parameters = signature(Engine.from_pretrained).parameters.items()
-        defaults = {name: parameter.default for name, parameter in parameters}
+        expect_known("setting", settings, SETTINGS)
+        defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
         changed = {k: value for k, value in settings.items() if value != defaults.get(k)}
         if changed and engine is not None:
             raise InputError(
@@ -107,6 +110,11 @@ class HostWriter:
         self._template = chat_template
         config = self.engine.model.config
         self.name = str(model or getattr(config, "name_or_path", "") or "")
+        # The key of a cache of texts, unique if an engine or an object is passed.
+        named = model is not None and all(isinstance(v, str | int | None) for v in changed.values())
+        target = f"{type(self.engine.target).__name__} {self.engine.target.dtype}"
+        self.identity = {"model": self.name, "chat_template": chat_template, "target": target}
+        self.identity |= changed if named else {"engine": uuid.uuid4().hex}
 
     @property
     def is_chat(self) -> bool:
@@ -120,20 +128,23 @@ class HostWriter:
             InputError: There is no message, one has no text, or the template refuses them.
             UnsupportedModelError: There is no chat template.
         """
-        if not messages:
-            raise InputError("got no messages; expected at least one.")
         if not self.is_chat:
             raise UnsupportedModelError(
                 f"{type(self.engine.model).__name__} comes without a chat template; expected a "
                 "chat model, or chat_template= with a template in Jinja."
             )
-        tokenizer = self.engine.tokenizer
-        turns = [read_message(each, number, tokenizer) for number, each in enumerate(messages)]
+        tokenizer, turns = self.engine.tokenizer, self.read(messages)
         options = {} if self._template is None else {"chat_template": self._template}
         text = render_chat(tokenizer, turns, **options)
         spoken = [turn["content"] for turn in turns if turn["role"] in TOOL_ROLES]
         left_out = [each for each in spoken if each not in text]
         return self._job(text, request, turns[-1]["content"], left_out)
+
+    def read(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return messages as turns; raise InputError if there is none, or one has no text."""
+        if not messages:
+            raise InputError("got no messages; expected at least one.")
+        return [read_message(each, n, self.engine.tokenizer) for n, each in enumerate(messages)]
 
     def complete(self, prompt: str, request: GenerateRequest) -> Job:
         """Return the job of continuing a text without a template."""
@@ -243,16 +254,23 @@ class HostModel(BaseModel):
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     tenant: str | None = None
-    _writer: HostWriter = PrivateAttr()
+    _loaded: tuple[dict[str, object], HostWriter] | None = PrivateAttr(None)
 
     def __init__(self, **settings: object) -> None:
-        for name in settings.keys() - type(self).model_fields.keys():
-            raise InputError(unknown("setting", name, type(self).model_fields))
+        expect_known("setting", settings, type(self).model_fields)
         super().__init__(**settings)
         # Not in a validator: pydantic would hide our errors in one of its own.
         read_settings(self.settings)
-        of_writer = HostModel.model_fields.keys() - NAMES
-        self._writer = HostWriter(**{name: getattr(self, name) for name in of_writer})
+        _ = self._writer
+
+    @property
+    def _writer(self) -> HostWriter:
+        """The writer of the settings, loaded again if one of them has changed."""
+        names = HostModel.model_fields.keys() - NAMES
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self._loaded is None or self._loaded[0] != settings:
+            self._loaded = settings, HostWriter(**settings)
+        return self._loaded[1]
 
     def request(
         self, per_call: Mapping[str, object], bookkeeping: Collection[str], stop: object = None
@@ -263,7 +281,7 @@ class HostModel(BaseModel):
             bookkeeping: Keywords that the host passes on for its own use.
         """
         if per_call.get("tools") or per_call.get("functions"):
-            raise InputError("got tools; expected none, as texts are not parsed for calls of them.")
+            raise InputError(NO_TOOLS)
         named = {name: value for name, value in per_call.items() if name not in bookkeeping}
         return read_settings(self.settings, named, stop=stop)
 
@@ -289,7 +307,7 @@ def in_thread(name: str) -> Any:
     return call
 
 
-async def pulled(items: Iterator[T]) -> AsyncGenerator[T]:
+async def pulled(items: Iterator[object]) -> AsyncGenerator[object]:
     """Yield the items of an iterator, computed in threads so that the event loop stays free."""
     while (item := await asyncio.to_thread(next, items, None)) is not None:
         yield item

@@ -40,6 +40,7 @@ from ragspec.verification.prefix_cache import PrefixCache
 
 BudgetSpec = str | int | BudgetPolicy
 RuleSpec = str | Rule | None
+OPTIONS = ("static", "runtime", "rule", "max_batch_size")  # further ones of `from_pretrained`
 
 
 class Engine:
@@ -114,7 +115,7 @@ class Engine:
         Raises:
             ModelNotFoundError: No model was found; the message lists the places that were tried.
         """
-        if others := options.keys() - {"static", "runtime", "rule", "max_batch_size"}:
+        if others := options.keys() - {*OPTIONS}:
             raise InputError(f"got {min(others)}=; expected arguments of Engine. Leave it out.")
         runs = {name: options.pop(name) for name in ("static", "runtime") if name in options}
         target, tokenizer = load_target(

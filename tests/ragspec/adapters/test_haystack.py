@@ -11,6 +11,7 @@ from tests.support import chatting, tiny
 pytest.importorskip("haystack", reason="Haystack is not installed")
 from haystack import Document, Pipeline
 from haystack.components.builders import ChatPromptBuilder
+from haystack.components.generators.chat import FallbackChatGenerator
 from haystack.core.errors import SerializationError
 from haystack.core.serialization import component_to_dict
 from haystack.dataclasses import ChatMessage, ImageContent, StreamingChunk
@@ -37,7 +38,8 @@ def reported(_: StreamingChunk) -> None:
 def test_replies_are_the_texts_of_plain_decoding() -> None:
     component = generator()
     expected = chatting.alone(TURN)
-    reply = component.run([ChatMessage.from_user(REQUESTS)])["replies"][0]
+    fallback = FallbackChatGenerator([component])  # which passes tools=None
+    reply = fallback.run([ChatMessage.from_user(REQUESTS)])["replies"][0]
     assert reply.text == component.run(REQUESTS)["replies"][0].text == expected.text
     assert reply.meta["finish_reason"] == expected.finish_reason
     assert reply.meta["usage"]["completion_tokens"] == len(expected.tokens)
@@ -105,6 +107,10 @@ def test_bad_input_is_reported_by_our_errors() -> None:
         generator().run(REQUESTS, generation_kwargs={"temprature": 1})
     with pytest.raises(InputError, match="no role"):
         generator().run(["x"])
+    with pytest.raises(InputError, match="got tools"):
+        generator().run(REQUESTS, tools=[object()])
+    with pytest.raises(InputError, match="Did you mean 'drafter'"):
+        RagspecChatGenerator("starter", drafters="context")
     with pytest.raises(InputError, match="one prompt and n=1"):
         generator().run(REQUESTS, streaming_callback=reported, generation_kwargs={"n": 2})
     with pytest.raises(InputError, match="reads text"):

@@ -32,6 +32,8 @@ def test_invoke_gives_the_text_of_plain_decoding_and_its_figures() -> None:
     assert result.usage_metadata is not None
     assert result.usage_metadata["input_tokens"] == len(expected.prompt_tokens)
     assert result.usage_metadata["output_tokens"] == len(expected.tokens)
+    assert chat().get_num_tokens(REQUESTS) == len(tiny.tokenizer()(REQUESTS)["input_ids"])
+    assert chat(custom_get_token_ids=lambda text: [0]).get_num_tokens(REQUESTS) == 1
     facts = result.response_metadata
     assert facts["finish_reason"] == expected.finish_reason
     assert facts["label"] == "exact"
@@ -122,6 +124,18 @@ def test_a_cache_tells_models_and_settings_separately() -> None:
     cache = InMemoryCache()
     assert chat(cache=cache).invoke(REQUESTS).content == chatting.alone(TURN).text
     assert chat(cache=cache, max_tokens=2).invoke(REQUESTS).usage_metadata["output_tokens"] == 2
+    other = chat(cache=cache, engine=Engine(tiny.model(seed=1), tiny.tokenizer(chat=True), None))
+    assert other.invoke(REQUESTS).content != chatting.alone(TURN).text
+
+
+def test_a_change_of_a_setting_that_loads_a_model_has_an_effect() -> None:
+    llm, template = chat(), {"chat_template": "{{ messages[0].content }}"}
+    expected = chatting.engine().generate(REQUESTS, max_new_tokens=chatting.NEW).text
+    assert llm.model_copy(update=template).invoke(REQUESTS).content == expected
+    assert llm.invoke(REQUESTS).content == chatting.alone(TURN).text
+    llm.model = "starter"
+    with pytest.raises(InputError, match="got both of model and engine"):
+        llm.invoke(REQUESTS)
 
 
 def test_bad_input_is_reported_by_our_errors() -> None:

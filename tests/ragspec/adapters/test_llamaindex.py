@@ -114,3 +114,8 @@ def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(InputError, match="reads text"):
         image = ImageBlock(url="https://example.com/a.png")
         llm().chat([ChatMessage(role=MessageRole.USER, blocks=[image])])
+    plain = llm(engine=Engine(tiny.model(), tiny.tokenizer(), None))
+    with pytest.raises(InputError, match="reads text"):
+        plain.chat([ChatMessage(role=MessageRole.USER, blocks=[image])])
+    with pytest.raises(InputError, match="no messages"):
+        plain.chat([])
