@@ -68,31 +68,15 @@ def test_a_sentence_of_accepted_drafts_is_cited() -> None:
     inner = drafted(prompt, 1, 3, 20, prompt.token_ids[start + 23])
     around = [prompt.token_ids[start : start + 3], prompt.token_ids[start + 24 : end]]
     first, last = (plain(decode(tokens)) for tokens in around)
-    steps = [plain(" so "), first, inner, last, plain(" zzz")]
+    steps = [plain(" so "), first, inner, last, plain(f" {CAT}")]
     answer = answer_of(steps)
     result = cite(answer, prompt, steps)
     check(answer, prompt, result)
-    assert [(c.document, c.matched_by) for c in result] == [("d1", "draft")]
+    assert [(c.document, c.matched_by) for c in result] == [("d1", "draft"), ("d0", "match")]
     assert answer[result[0].answer_start : result[0].answer_end] == FOX
-    # The same text without a draft has the same citations, found by matching.
+    # The same text without a draft has the same citations, by matching.
     undrafted = cite(answer, prompt, [plain(answer)])
     assert [replace(c, matched_by="match") for c in result] == undrafted
-
-
-def test_adjacent_drafts_become_one_citation() -> None:
-    prompt = prompt_of([FOX])
-    start, end, _, _ = prompt.spans[0]
-    steps, last = [plain(" ")], start
-    while last + 5 <= end:
-        steps.append(drafted(prompt, 0, last - start, 4, prompt.token_ids[last + 4]))
-        last += 5
-    steps.append(plain(decode(prompt.token_ids[last:end])))
-    answer = answer_of(steps)
-    result = cite(answer, prompt, steps)
-    check(answer, prompt, result)
-    assert len(result) == 1
-    assert result[0].start == len(BEFORE)
-    assert result[0].answer_end - result[0].answer_start > 50
 
 
 LIST = "-n  Do not print the\ntrailing newline.\n\n2. Wait for the\nsecond pump.\n\nYes, it may."
@@ -103,6 +87,7 @@ LIST = "-n  Do not print the\ntrailing newline.\n\n2. Wait for the\nsecond pump.
     [
         (FOX, f"It says: {FOX[:-1]}, and no more.", [FOX[:-1]]),
         (FOX, "It says: quick brown fox jumps over the lazy dog near", []),  # a part of a sentence
+        (f"{FOX} {CAT}", f"{FOX} A small grey cat sleeps", [FOX]),
         ("Do a b c d not e. Go f g h i j.", "Do a b c d e. Go f g h i j", ["Go f g h i j"]),
         (LIST, "Print: Do not print the trailing newline", ["Do not print the trailing newline"]),
         (LIST, "So: Wait for the second pump.", ["Wait for the second pump."]),
@@ -116,13 +101,6 @@ def test_a_whole_sentence_is_a_citation(passage: str, answer: str, quoted: list[
     result = cite(answer, prompt, [plain(answer)])
     check(answer, prompt, result)
     assert [answer[c.answer_start : c.answer_end] for c in result] == quoted
-
-
-def test_four_words_and_short_drafts_are_no_citation() -> None:
-    prompt = prompt_of([FOX])
-    assert cite("the quick brown fox", prompt, [plain("the quick brown fox")]) == []
-    step = drafted(prompt, 0, 0, 2, 0)
-    assert cite(answer_of([step]), prompt, [step]) == []
 
 
 @pytest.mark.parametrize(

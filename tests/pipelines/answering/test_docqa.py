@@ -1,8 +1,8 @@
 """Questions over documents: answers, prompts, refusals and invalid arguments."""
 
 import json
-from collections.abc import Iterator, Sequence
-from itertools import product, takewhile
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +37,7 @@ class Chunks(list[str]):
 
 
 class ScriptedEngine:
-    """Writes a fixed text, with perfect drafts of its parts that are in the spans."""
+    """Writes a fixed text, without drafts."""
 
     def __init__(self, script: str) -> None:
         self.script = script
@@ -48,7 +48,7 @@ class ScriptedEngine:
     def generate(self, prompt: list[int], sampling: Any = None, **options: Any) -> Generation:
         self.calls.append({"prompt": prompt, "sampling": sampling, **options})
         tokens = self.tokenizer(self.script)["input_ids"]
-        steps = list(self.steps(prompt, tokens, options["spans"]))
+        steps = [Step(DraftTree.empty(), (), tuple(tokens))]
         return Generation(
             text=self.script,
             tokens=tokens,
@@ -58,23 +58,6 @@ class ScriptedEngine:
             prompt_tokens=prompt,
             steps=steps,
         )
-
-    def steps(
-        self, prompt: list[int], tokens: list[int], spans: Sequence[tuple[int, int, int, int]]
-    ) -> Iterator[Step]:
-        done = 0
-        while done < len(tokens):
-            best: tuple[int, int, int] = (0, 0, 0)
-            for start, end, hit, offset in spans:
-                for place in range(start, end):
-                    pairs = zip(prompt[place:end], tokens[done:-1], strict=False)
-                    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-                    best = max(best, (count, hit, offset + place - start))
-            count, hit, offset = best
-            origin = [(hit, offset + i) for i in range(count)]
-            tree = DraftTree.chain(tokens[done : done + count], "context", origin=origin)
-            yield Step(tree, tuple(range(count)), tuple(tokens[done : done + count + 1]))
-            done += count + 1
 
     def stream(self, prompt: list[int], sampling: Any = None, **options: Any) -> Any:
         generation = self.generate(prompt, sampling, **options)
@@ -107,7 +90,6 @@ def test_answer_with_citations_parts_and_report(folder: Path, embedder: Path) ->
     check(answer.text, answer.prompt, answer.citations)
     text = (folder / "draft.md").read_text()
     (first,) = answer.citations
-    assert first.matched_by == "draft"
     assert text[first.start : first.end] in (SENTENCE, SENTENCE[:-1])
     assert answer.support == "supported" and answer.supporting is not None
     assert SENTENCE in answer.supporting.text
