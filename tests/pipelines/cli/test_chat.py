@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.pipelines.answering.conversation import Conversation
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.verification import reading as target_reading
 from tests.support import tiny
@@ -83,27 +82,16 @@ def test_an_error_in_a_turn_does_not_end_the_conversation(
 
 
 def test_an_interrupt_ends_the_answer_and_not_the_conversation(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    interrupt_at: Callable[[int], None],
 ) -> None:
     typed(monkeypatch, "Hello.", "And then?")
-    template = Conversation.ask
-    calls: list[str] = []
-
-    def interrupted(self: Conversation, text: str, *inputs: object, **options: object) -> object:
-        calls.append(text)
-        show = options["stream"]
-
-        def stream(piece: str) -> None:
-            show(piece)  # type: ignore[operator]
-            if len(calls) == 1:
-                raise KeyboardInterrupt
-
-        return template(self, text, *inputs, **options | {"stream": stream})  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Conversation, "ask", interrupted)
-    err = output_of(capsys, "chat", "--model", model, "--max-new-tokens", "20").err
+    interrupt_at(3)
+    out, err = output_of(capsys, "chat", "--model", model, "--max-new-tokens", "12")
     assert err.count("interrupted; the text so far is kept") == 1
-    assert calls == ["Hello.", "And then?"]
+    assert len(out.rstrip("\n").split("\n")) == 2, "the second question is answered"
 
 
 def test_generate_answers_in_the_chat_template(model: str, capsys: Capture) -> None:
