@@ -11,7 +11,7 @@ from ragspec.pipelines.page.tree_view import LONGEST, DraftView, draft_views, pr
 from ragspec.reports.generation import report_of
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
-from ragspec.trees.draft_tree import LAYOUT, NO_ORIGIN, PREDICTION, DraftKind, DraftTree
+from ragspec.trees.draft_tree import NO_ORIGIN, PREDICTION, DraftKind, DraftTree
 from tests.pipelines.page.test_page import sample_trace
 
 WORDS = {1: " the", 2: " draft", 3: "s", 4: " tree", 5: " a", 9: "\n"}
@@ -112,13 +112,8 @@ def test_the_text_of_a_token_is_one_short_line(text: str, display: str) -> None:
     assert printed(text) == display
 
 
-def test_where_names_the_document_or_the_prediction() -> None:
-    assert where(["a.md"], (0, 4)) == " · a.md, token 4"
-    assert where(["a.md"], (0, 4), 3) == " · a.md, token 4–6"
-    assert where(["a.md"], (7, 4)) == " · document 7, token 4"
-    assert where([], (PREDICTION, 4), 2) == " · token 4–5"
-    assert where([], (PREDICTION, -1)) == where([], (LAYOUT, -1)) == where([], (LAYOUT, 2)) == ""
-    assert where(["a.md"], NO_ORIGIN) == ""
+def test_a_draft_of_the_end_of_the_prompt_has_no_place() -> None:
+    assert where([], (PREDICTION, -1)) == ""
 
 
 @st.composite
