@@ -232,6 +232,7 @@ CASES = [
     ("store from-answers odd.jsonl --out s.store", 2, "no column of a usual name"),
     ("store build docs --out s.store -s split=test", 2, "docs has no splits"),
     ("datastore build docs --out a.store", 8, "expected 'datastore'"),
+    ("datastore build docs --out d.knn --max-tokens 0", 2, "greater than or equal to 1"),
     ("datastore info a.store", 8, "expected 'datastore'"),
     ("train-head --data docs --out h -s form=eagle2", 2, "should be 'eagle1', 'eagle3'"),
     ("train-head --data docs --out h --start docs", 5, "docs holds no draft head"),
