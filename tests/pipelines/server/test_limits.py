@@ -33,7 +33,7 @@ from ragspec.pipelines.server.settings import ServerSettings, read_keys
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.verification.sequence_cache import slot_bytes
-from tests.support.served import NAME, connected, events, hang_up, listening, post, served, text_of
+from tests.support.served import NAME, connected, hang_up, listening, post, served
 from tests.support.waiting import until
 
 PROMPT = "A draft model proposes several tokens and the target"
@@ -442,12 +442,3 @@ def test_request_ids_hosts_and_the_access_log(
         with served(instance, quiet) as (client, _):
             assert ask(client, "evil.example").status_code == (401 if settings.keys else 200)
             assert not caplog.records
-
-
-def test_running_texts_are_completed_when_the_server_stops(instance: Engine) -> None:
-    with served(instance) as (client, serving), ThreadPoolExecutor(1) as other:
-        stream = other.submit(post, client, {**LONG, "stream": True})
-        until(lambda: serving.scheduler.live == 1)
-        selection = post(client, LONG).json()["choices"][0]["text"]
-        result = stream.result()
-    assert text_of(events(result)) == selection

@@ -4,10 +4,10 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
@@ -16,21 +16,14 @@ from schemathesis.core.result import Ok
 
 from ragspec.engine.engine import Engine
 from ragspec.pipelines.server.serving import Serving
-from tests.support.served import NAME, served
+from tests.support.served import NAME
 
 MESSAGES: Any = [{"role": "user", "content": "Where does a draft come from?"}]
 
 
 @pytest.fixture(scope="module")
-def pair(instance: Engine) -> Iterator[tuple[OpenAI, Serving, str]]:
-    with served(instance) as (client, serving):
-        address = str(client.base_url)
-        yield OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0), serving, address
-
-
-@pytest.fixture(scope="module")
-def client(pair: tuple[OpenAI, Serving, str]) -> OpenAI:
-    return pair[0]
+def client(pair: tuple[httpx.Client, Serving]) -> OpenAI:
+    return OpenAI(base_url=f"{pair[0].base_url}/v1", api_key="none", max_retries=0)
 
 
 def test_the_client_chats(client: OpenAI, instance: Engine) -> None:
@@ -109,11 +102,11 @@ def test_a_node_client_continues_a_conversation(
 
 @pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_no_request_is_answered_with_a_server_error(
-    pair: tuple[OpenAI, Serving, str], examples: int
+    pair: tuple[httpx.Client, Serving], examples: int
 ) -> None:
-    _, serving, address = pair
+    client, serving = pair
     request: dict[str, int] = {}
-    for result in openapi.from_url(f"{address}/openapi.json").get_all_operations():
+    for result in openapi.from_url(f"{client.base_url}/openapi.json").get_all_operations():
         assert isinstance(result, Ok)
         operation = result.ok()
         request[operation.label] = try_all(operation, examples)

@@ -161,7 +161,7 @@ def test_documents_of_the_server_are_searched(instance: Engine) -> None:
         turns = [{"role": r, "content": t} for r, t in (("user", request), ("assistant", "Yes."))]
         turns.append({"role": "user", "content": "Why?"})
         again = chat(client, "", messages=turns, max_tokens=4).json()["choices"][0]["message"]
-        assert again["sentences"][0]["text"] == passage, "found by the question before"
+        assert again["sentences"][0]["text"] == passage, "by the question before"
         bare = chat(client, "Who won the cup?", documents=[], temperature=0, max_tokens=4).json()
         assert bare["usage"]["prompt_tokens"] < len(passage)
     for prompt in ("extract", PromptTemplate("bare", template="{{ question }}")):
