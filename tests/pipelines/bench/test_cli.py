@@ -34,7 +34,7 @@ def test_a_run_prints_a_table_and_writes_its_file(
 ) -> None:
     written = tmp_path / "rows.json"
     options = ("--items", "2", "-s", "new-tokens=5", "--json", str(written))
-    assert bench(folder, "--variants", "hf-greedy,plain,context,fused", *options) == 0
+    assert bench(folder, "--variants", "hf-greedy,plain,context,fused,hf-assistant", *options) == 0
     out, err = capsys.readouterr()
     assert "hf-greedy" in out and "measuring ..." in err
     document = json.loads(written.read_text(encoding="utf-8"))

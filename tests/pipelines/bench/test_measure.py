@@ -83,19 +83,6 @@ def test_a_variant_that_reports_its_prefill_is_not_run_for_one_token() -> None:
     assert [row.prefill_seconds for row in rows] == [0.75, 0.25]
 
 
-def test_equal_to_plain_is_the_share_of_equal_texts() -> None:
-    log: list[tuple[str, str, str, int]] = []
-    variants = {
-        "plain": FakeVariant("plain", log),
-        "bad": FakeVariant("bad", log, tokens=FREE[::-1]),
-    }
-    rows = run_benchmark(ITEMS, variants)
-    shares = {(row.category, row.variant): row.equal_to_plain for row in rows}
-    assert shares[("qa", "bad")] == pytest.approx(1 / 3)  # only the loop is equal
-    assert shares[("free", "bad")] == 0.0
-    assert shares[("qa", "plain")] == 1.0
-
-
 def test_the_json_has_one_row_for_each_category_and_variant(tmp_path: Path) -> None:
     show_results(benchmark([]), "hf-greedy", {"model": "m"}, tmp_path / "out.json")
 

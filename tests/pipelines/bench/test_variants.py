@@ -4,7 +4,6 @@ import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -104,12 +103,6 @@ def test_the_counter_of_a_peer_counts_its_run_only_and_is_removed(
     with pytest.raises(TypeError):
         variants[0](ITEM, 12)
     assert not peer._forward_pre_hooks
-
-
-def test_variants_that_need_a_draft_model_are_left_out_without_one(engine: Engine) -> None:
-    calls: list[Any] = []
-    built = build_variants(["plain", "model", "fused", "hf-assistant"], engine, None, calls.clear)
-    assert list(built) == ["plain"]
 
 
 def test_heads_and_methods_can_be_joined(tmp_path: Path) -> None:
