@@ -172,15 +172,6 @@ def test_right_and_wrong_guesses_do_not_change_the_text(
     assert guessed >= 3
 
 
-def test_unchecked_guesses_change_the_text(
-    store: Datastore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = KnnLM(engine(), store, speculate=4, k=16, weight=0.9, temperature=40.0)
-    right = lm.generate(tiny.prompt(), **to_length(30)).tokens
-    monkeypatch.setattr(knn_lm.KnnText, "_check", lambda self, distribution, new: (len(new), None))
-    assert lm.generate(tiny.prompt(), **to_length(30)).tokens != right
-
-
 def test_a_stateful_processor_is_called_once_for_each_token(store: Datastore) -> None:
     texts, prompt, inputs = list[list[int]](), tiny.prompt(), list[Any](("off", "auto", 4))
     for speculate in inputs:
@@ -270,13 +261,6 @@ def test_on_finish_receives_the_final_text(small: Datastore) -> None:
     lm = KnnLM(base, small, k=8, speculate=6)
     result = lm.generate("the tree", Sampling(temperature=1.5, seed=2), max_new_tokens=50)
     assert [each.tokens for each in finished] == [result.tokens]
-
-
-def test_chat_messages_and_ids_are_prompts_too(small: Datastore) -> None:
-    lm = KnnLM(engine(), small, k=8)
-    ids = tiny.tokenizer()("the tree")["input_ids"]
-    by_ids, by_text = (lm.generate(each, max_new_tokens=9) for each in (ids, "the tree"))
-    assert by_ids.tokens == by_text.tokens
 
 
 def test_a_missing_seed_is_chosen_and_reported(small: Datastore) -> None:
