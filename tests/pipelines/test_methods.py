@@ -66,9 +66,6 @@ def test_each_method_leaves_the_text_unchanged(
 
 
 def test_a_missing_source_or_an_unknown_method_is_named(sources: Sources) -> None:
-    assert set(METHODS) - set(ALONE) == {"model", "fused", "rapid", "rest"}
-    with pytest.raises(InputError, match="store"):
-        build("rest", Sources(draft_model=sources.draft_model))
     with pytest.raises(InputError, match="draft model"):
         build("fused", Sources(sources.corpus))
     with pytest.raises(UnknownNameError, match="'rasd'"):

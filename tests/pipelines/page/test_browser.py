@@ -54,7 +54,7 @@ addEventListener("load", () => setTimeout(() => {
   parent.postMessage(failures, "*");
 }));
 """
-# The browser's own window is at least 500 pixels wide.
+# A window of the browser is at least 500 pixels wide.
 FRAME = """<iframe src="page.html" width="400" height="900" style="border: 0"></iframe><script>
 addEventListener("message", (event) => document.body.dataset.failures = JSON.stringify(event.data));
 </script>"""

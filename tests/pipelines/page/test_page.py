@@ -104,7 +104,7 @@ def test_one_draft_is_visible_and_the_slider_selects_every_step(tmp_path: Path) 
 def test_each_node_of_a_draft_has_a_token_and_a_tip(tmp_path: Path) -> None:
     elements = Elements(trace_page(sample_trace(tmp_path)))
     nodes = [each for each in elements.named("span") if "token" in str(each.get("class"))]
-    assert len(nodes) == 4 + 7 + 4  # a root a step, the drafted nodes, the target's own tokens
+    assert len(nodes) == 4 + 7 + 4  # a root a step, the drafted nodes, the target's tokens
     assert all(node.get("aria-label") and "tabindex" in node for node in nodes)
     selected = [node for node in nodes if "kept" in str(node["class"])]
     assert len(selected) == 5

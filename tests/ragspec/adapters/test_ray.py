@@ -1,4 +1,4 @@
-"""With real Ray where it is installed and --slow is given; the rest is tested everywhere."""
+"""Ray: the tests marked slow need it installed, the others run everywhere."""
 
 import json
 import os

@@ -177,6 +177,7 @@ def test_arguments_are_settled_as_for_ngram() -> None:
     settle(args)
     assert (args.max_running_requests, args.speculative_num_draft_tokens) == (3, 8)
     assert not args.disable_overlap_schedule
+    settle(arguments(page_size=16, attention_backend="flashinfer"))  # which takes trees over pages
 
 
 @pytest.mark.parametrize(
@@ -193,16 +194,10 @@ def test_arguments_that_cannot_be_served_are_refused(changed: dict[str, Any], sa
         settle(arguments(**changed))
 
 
-def test_pages_are_fine_where_the_backend_takes_trees() -> None:
-    settle(arguments(page_size=16, attention_backend="flashinfer"))
-
-
-@pytest.mark.parametrize(
-    ("options", "error"), [({"nodes": 3}, InputError), ({"sotre": "x"}, InputError)]
-)
-def test_options_are_checked(options: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        register("OTHER", **options)
+@pytest.mark.parametrize(("option", "said"), [("nodes", "the option nodes"), ("sotre", "'store'")])
+def test_options_are_checked(option: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        register("OTHER", **{option: 3})
 
 
 def test_an_unknown_drafter_is_reported_when_the_worker_starts() -> None:
