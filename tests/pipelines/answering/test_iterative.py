@@ -251,25 +251,6 @@ def test_changing_search_results_make_the_label_approximate(changes: str) -> Non
         assert ("Repeated queries had other" in message.summary()) == (changes != "never")
 
 
-def test_changing_search_results_are_exact_without_speculation() -> None:
-    calls: list[int] = []
-
-    def search(query: str) -> Any:
-        calls.append(len(calls))
-        return [(documents(twice=False)[len(calls) % 7].text, 1.0, {})]
-
-    rag = iterative(engine(), search, speculate="off")
-    result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
-    passages, request = list(result.passages), engine(None)
-    assert result.label == "exact" and len(calls) == len(passages) == 10
-    tokens = list[int]()
-    for hit in passages:
-        ids = list(passage_first(request.tokenizer, QUESTION, hit, rag.template).token_ids)
-        resumed: Any = {"resume_from": tokens, "stop_after": 4, "max_new_tokens": 40}
-        tokens = request.generate(ids, ignore_eos=True, **resumed).tokens
-    assert tokens == result.generation.tokens and passages[0] != passages[1]
-
-
 @pytest.mark.parametrize("first", [1, 3])
 def test_errors_of_the_retriever_are_raised(first: int) -> None:
     results = [(page.text, 1.0, dict[str, Any]()) for page in documents()[:2]]

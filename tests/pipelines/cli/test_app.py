@@ -107,14 +107,6 @@ def test_generate_streams_the_text_and_writes_notes_to_stderr(
     assert streamed.out.strip() == whole.out.strip()
 
 
-def test_compare_reports_equal_texts_and_the_ratio_of_times(model: str, capsys: Capture) -> None:
-    arguments = ["generate", "A tree A tree ", "--model", model, "--max-new-tokens", "16"]
-    result = run(capsys, *arguments, "--compare", "--budget", "4")["compare"]
-    assert result["equal"] is True and result["first_divergence"] is None
-    assert result["seconds_plain"] > 0 and result["seconds"] > 0
-    assert result["ratio"] == pytest.approx(result["seconds_plain"] / result["seconds"])
-
-
 def test_report_writes_the_page_of_a_trace(model: str, tmp_path: Path, capsys: Capture) -> None:
     trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "9"]

@@ -1,4 +1,4 @@
-"""`ragspec ask-long`, as a user types it."""
+"""`ragspec ask`, `ask-iterative` and `ask-long`, as a user types them."""
 
 import json
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_iterative_answers_report_their_searches(
     result = ask(capsys, index, model, *options, *noise, command="ask-iterative")
     searches = result["report"]["retrieval"]
     assert searches["strides"] == len(result["passages"]) == -(-result["report"]["tokens"] // 5)
-    assert result["compare"]["equal"]
+    assert result["compare"]["equal"] and result["label"] == "exact"
     if speculate == "off":
         assert searches["calls"] == searches["strides"] and searches["hits"] == 0
 
@@ -111,11 +111,10 @@ def test_prompts_by_file_and_by_name(
     assert "no one sentence surely speaks of" in err and "cut at the limit" in err
     extract = run(capsys, *requests, "-s", "prompt=extract", "-s", "top-passages=1")
     assert len(extract["passages"]) == 1 and extract["skipped"] == []
-    assert "answer" in output_of(capsys, *requests, "-s", "prompt=anser", code=2).err
 
 
 @pytest.mark.parametrize("command", ["ask", "ask-iterative", "ask-long"])
-def test_an_extract_is_shown_once_and_has_a_trace(
+def test_an_extract_is_printed_once_and_has_a_trace(
     command: str, index: str, model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
     documents = ["--doc", report] if command == "ask-long" else ["--docs", index]
