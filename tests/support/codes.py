@@ -79,7 +79,7 @@ def variation(p: Distribution, q: Distribution) -> float:
 
 
 def broken(module: ModuleType, old: str, new: str) -> ModuleType:
-    """Return a module made of another's source with one place changed."""
+    """Return a module of another's source with one place changed."""
     assert module.__file__ is not None
     source = Path(module.__file__).read_text(encoding="utf-8")
     assert old in source, f"{module.__name__} no longer contains {old!r}: mend this mutant"

@@ -113,7 +113,7 @@ class BranchingGumbel:
         raise TypeError(f"no branches for {func.__name__}")
 
     def ranked(self, k: int) -> list[int]:
-        """Return the places of the k largest scores, drawn one by one without replacement.
+        """Return the places of the k largest scores, by draws without replacement.
 
         Fewer where the others have no weight.
         """

@@ -70,7 +70,7 @@ def greedy() -> dict[str, dict[str, Any]]:
     }
 
 
-# Those that act where a token is drawn only.
+# Those that act on sampled tokens alone.
 SAMPLED: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.6},
     "top_h": {"top_h": 0.5},

@@ -11,7 +11,7 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 
 
 class NoisyTrees(Drafter):
-    """Proposes the true continuation among wrong siblings, which have children of their own.
+    """Proposes the true continuation among wrong siblings, which have children too.
 
     truths: by prompt, what plain decoding generates. spoiled: how often the true token is left
     out. Wrong nodes stand before, between and after the true path, so that accepted nodes lie

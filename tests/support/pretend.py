@@ -118,7 +118,7 @@ class Pretend:
 
     @contextmanager
     def recording(self) -> Iterator[Record]:
-        """Record what the device is asked to do within."""
+        """Record the work of the device within."""
         record = Record()
         self.records.append(record)
         try:
@@ -151,7 +151,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._pinned: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what the operator gives, on the device where that is asked for."""
+        """Return what the operator gives, on the device that its arguments name."""
         kwargs = dict(kwargs or {})
         operator = _operator(func)
         name = operator.name
@@ -251,7 +251,7 @@ class _Calls(TorchFunctionMode):
         return handle(self, func, args, dict(kwargs or {}))
 
     def _create(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """`torch.tensor` and its like: made here, then copied."""
+        """`torch.tensor` and its like: built here, then copied."""
         current = func.__name__ == "new_tensor" and isinstance(args[0], PretendTensor)
         device = kwargs.pop("device", NAME if current else None)
         if device is None or torch.device(device).type != NAME:

@@ -62,7 +62,7 @@ def layer(prefix: str, *, wide: bool = False, kind: str = "llama") -> dict[str, 
 
 
 def reduced() -> dict[str, torch.Tensor]:
-    """Return own rows of logits, and the tokens that they are for."""
+    """Return rows of logits, and the tokens that they are for."""
     mask = torch.zeros(V, dtype=torch.bool)
     mask[TOKENS] = True
     rows = sines("lm_head.weight", DRAFTED, H)

@@ -22,7 +22,7 @@ def prefill(session: TargetSession, *texts: list[int]) -> list[torch.Tensor]:
 
 
 def follow(session: TargetSession, pending: Any, trees: Any, *followed: Any) -> list[torch.Tensor]:
-    """Run a forward that chooses the tokens of texts, given their distributions and the texts."""
+    """Run a forward that chooses the tokens of texts by their distributions."""
     session.launch(pending, trees, list(zip(*followed, strict=True)))
     return session.settle()
 

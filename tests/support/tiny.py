@@ -1,4 +1,4 @@
-"""Tiny real models and tokenizers with random weights, made once per test run.
+"""Tiny real models and tokenizers with random weights, built once per test run.
 
 They are for tests of equality and distributions, never of speed: random models loop.
 """
@@ -135,7 +135,7 @@ def logits(model: Any, text: Sequence[int]) -> torch.Tensor:
 
 
 def greedy(model: Any, text: list[int], new: int) -> list[int]:
-    """Return what transformers' own plain decoding writes after a text."""
+    """Return what plain decoding of transformers writes after a text."""
     ids = torch.tensor([text])
     mask = torch.ones_like(ids)
     out = model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False)

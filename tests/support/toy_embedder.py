@@ -1,4 +1,4 @@
-"""A tiny static embedder in sentence-transformers' own folder format, made on the spot."""
+"""A tiny static embedder in the folder format of sentence-transformers."""
 
 import json
 from pathlib import Path
