@@ -53,6 +53,7 @@ class HeadOptions:
     vocabulary: int | None = setting(
         None, "Draft only so many tokens, the most frequent. Default: all.", least=1
     )
+    field: str | None = setting(None, "Column of the rows; the usual names are tried without it.")
 
     def __post_init__(self) -> None:
         checks.check_paths(self.data)
@@ -64,7 +65,7 @@ class HeadOptions:
                     f"Expected a LlamaGen model, got {self.model}, a {kind!r} model: image heads "
                     "are trained for LlamaGen alone. Name another --model."
                 )
-            for name in ("vocabulary", "max_tokens"):
+            for name in ("vocabulary", "max_tokens", "field"):
                 if getattr(self, name) is not None:
                     raise InputError(f"got {name} for pictures; expected texts. Leave it out.")
         else:
@@ -123,7 +124,8 @@ def train_from_files(
 ) -> dict[str, Any]:
     """Load a model and texts or pictures, train a head, and return the figures."""
     pictures = read_codes(options.data) if options.pictures else ()
-    rows = () if pictures else read_texts([str(options.data)], TextColumns(), terminal.note_skipped)
+    data, columns = str(options.data), TextColumns(options.field)
+    rows = () if pictures else read_texts([data], columns, terminal.note_skipped)
 
     from ragspec.models.load import load_model
     from ragspec.retrievers.corpus.catalogue import tokenized

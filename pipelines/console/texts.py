@@ -204,7 +204,8 @@ def _texts(rows: Iterable[tuple[str, Row]], columns: TextColumns) -> Iterator[It
         value = row[_pick(row, columns.field, TEXT_FIELDS, where)]
         if value is None:
             continue
-        if not isinstance(value, str | list):
+        ids = isinstance(value, list) and {*map(type, value)} <= {int}
+        if not isinstance(value, str) and not ids:
             raise InputError(
                 f"{where} holds {type(value).__name__}; expected text or token ids: set field=."
             )

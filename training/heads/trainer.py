@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ragspec.drafters.heads.checkpoint import load_pickle
 from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
@@ -281,7 +282,7 @@ def load_state(folder: Path) -> dict[str, Any]:
     """Return the checkpoint in a folder; raise StoreError where it cannot be read."""
     path = folder / CHECKPOINT
     try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
+        state: dict[str, Any] = load_pickle(path)
         [state[name] for name in ("marks", "steps", "head", "optimizer", "spent", "best")]
     except Exception as error:  # a damaged pickle may raise any error
         raise StoreError(

@@ -1,19 +1,21 @@
 """The tensors and the configuration in a folder of a draft head, before their layout is known."""
 
-import json
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Self
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
 
-from ragspec.drafters.heads.config import HeadConfig, HeadWeights
+from ragspec.drafters.heads.config import HeadConfig, HeadWeights, part_of, size_of
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, ModelError, RagspecError, UnsupportedModelError
-from ragspec.models.checks import CONFIG, INDEX, PICKLED, check_head_files
+from ragspec.models.checks import CONFIG, INDEX, PICKLED, check_head_files, read_config
 from ragspec.models.quantized import block_floats
 from ragspec.types import PreTrainedConfig
 
@@ -55,26 +57,24 @@ class Checkpoint:
         """
         folder = Path(folder)
         weights = check_head_files(folder)
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"{CONFIG} is no object")
+        config = read_config(folder / CONFIG)
         if weights.name in PICKLED:
-            tensors = torch.load(weights, "cpu", weights_only=True, mmap=True)
+            tensors = load_pickle(weights, mmap=is_zipfile(weights))
+            named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
+            if not named or not all(map(torch.is_tensor, tensors.values())):
+                raise ValueError(f"{weights.name} holds other values than tensors by their names")
             return cls(folder, config, dict.fromkeys(tensors, weights), tensors)
         if weights.name == INDEX:
-            map_ = json.loads(weights.read_text(encoding="utf-8"))["weight_map"]
-            return cls(folder, config, {name: folder / file for name, file in map_.items()})
+            files = part_of(read_config(weights, "weight_map"), "weight_map", dict)
+            for name, file in files.items():
+                if Path(str(file)).name != file or not (folder / file).is_file():
+                    raise ValueError(f"{INDEX} names {file!r} for {name}, no file beside it")
+            return cls(folder, config, {name: folder / file for name, file in files.items()})
         from safetensors import safe_open
 
         with safe_open(weights, "pt") as file:
             stored = {*file.keys()}
             return cls(folder, config, {_whole(name, stored): weights for name in stored})
-
-    @property
-    def ragspec_settings(self) -> dict[str, object]:
-        """The settings that only ragspec writes; see `files.save_head`."""
-        settings: dict[str, object] = self.config.get("ragspec") or {}
-        return settings
 
     def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return tensors by their names, floating-point ones in float32.
@@ -91,12 +91,14 @@ class Checkpoint:
             with safe_open(path, "pt") as file:
                 stored = {*file.keys()}
                 for name in (each for each in names if self.names[each] == path):
+                    parts = [name.removesuffix("weight") + each for each in _PARTS]
                     if name in stored:
                         tensors[name] = file.get_tensor(name)
-                    else:
-                        parts = (name.removesuffix("weight") + each for each in _PARTS)
+                    elif stored.issuperset(parts):
                         codes, scales = map(file.get_tensor, parts)
                         tensors[name] = block_floats(codes, scales.float())
+                    else:
+                        raise ValueError(f"{path.name} has no tensor {name}")
         small = [n for n, t in tensors.items() if t.element_size() < 2 and t.dtype != torch.bool]
         if small or (small := [name for name in self.names if name.endswith("_scale_inv")]):
             raise UnsupportedModelError(
@@ -129,8 +131,6 @@ class Checkpoint:
                 of embeddings and states are the head's own by default.
         """
         width = size_of(settings["layers"], "hidden_size")
-        if {*map(type, taps := settings.get("taps", ()))} - {int}:
-            raise ValueError(f"its taps are {taps}, no whole numbers")
         offsets, mask = state.pop("d2t", None), state.pop("t2d", None)
         tokens = None if offsets is None else offsets.long() + torch.arange(len(offsets))
         facts: dict[str, Any] = {
@@ -140,7 +140,7 @@ class Checkpoint:
             "draft_vocab_size": None if tokens is None else len(tokens),
             "has_output": "output.weight" in state,
             "has_embedding": "embedding.weight" in state,
-            "target": self.ragspec_settings.get("target", ""),
+            "target": part_of(self.config, "ragspec", dict).get("target", ""),
         }
         config = HeadConfig(**facts | settings)
         if tokens is None:
@@ -162,9 +162,18 @@ def refuse_damage(folder: Path | str) -> Iterator[None]:
         passes = RagspecError, MemoryError, ImportError
         if isinstance(error, passes) and not isinstance(error, InputError):
             raise
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else shorten(str(error), 400)
         raise ModelError(
-            f"{folder} holds no draft head that can be read ({error}); fetch or train it again."
+            f"{folder} holds no draft head that can be read ({reason}); fetch or train it again."
         ) from error
+
+
+def load_pickle(path: Path, *, mmap: bool = False) -> Any:
+    """Return the tensors and plain values in a pickle; raise ValueError for other objects."""
+    try:
+        return torch.load(path, "cpu", weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError:  # torch advises to load such a file without the check
+        raise ValueError(f"{path.name} is damaged, or holds objects that could run code") from None
 
 
 def _whole(name: str, stored: set[str]) -> str:
@@ -172,14 +181,6 @@ def _whole(name: str, stored: set[str]) -> str:
     stem, _, part = name.rpartition(".")
     both = part in _PARTS and stored.issuperset(f"{stem}.{each}" for each in _PARTS)
     return f"{stem}.weight" if both else name
-
-
-def size_of(settings: Mapping[str, object], name: str) -> int:
-    """Return a size of a configuration; raise ValueError where that is no whole number."""
-    size = settings.get(name)
-    if not isinstance(size, int) or isinstance(size, bool):
-        raise ValueError(f"its {name} is {size!r}, no whole number")
-    return size
 
 
 def rename(name: str, table: Mapping[str, str]) -> str:

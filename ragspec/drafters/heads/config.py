@@ -1,15 +1,16 @@
 """The configuration of a draft head: what it reads, how it joins it, and what it feeds itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.needs import LAST
 
+T = TypeVar("T")
 TapNorm = Literal["none", "all", "each"]
 JOINS = MappingProxyType(
     {
@@ -164,3 +165,32 @@ class HeadWeights(NamedTuple):
 
     config: HeadConfig
     state: dict[str, Tensor]
+
+
+def size_of(settings: Mapping[str, object], name: str) -> int:
+    """Return a size of a configuration; raise ValueError where that is no whole number."""
+    size = settings.get(name)
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise ValueError(f"its {name} is {size!r}, no whole number")
+    return size
+
+
+def part_of(settings: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """Return a part of a configuration, an empty one for none; refuse one of another type."""
+    part = settings.get(name) or kind()
+    if not isinstance(part, kind):
+        what = "list" if kind is list else "object"
+        raise ValueError(f"its {name} is {part}, no {what}")
+    return part
+
+
+def taps_at(settings: Mapping[str, Any], name: str, after: int = 0) -> tuple[int, ...]:
+    """Return the taps in a list of layers in a configuration; none without the list.
+
+    Args:
+        after: 1 if the taps are the outputs of these layers, 0 if they are the inputs.
+    """
+    ids = part_of(settings, name, list)
+    if any(type(each) is not int or each < -after for each in ids):
+        raise ValueError(f"its {name} are {ids}, no whole numbers of at least {-after}")
+    return tuple(each + after for each in ids)

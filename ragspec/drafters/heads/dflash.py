@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, size_of
-from ragspec.drafters.heads.config import HeadWeights
+from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint
+from ragspec.drafters.heads.config import HeadWeights, part_of, size_of, taps_at
 from ragspec.drafters.heads.eagle import layer_settings
 from ragspec.verification.causal import CausalTarget
 
@@ -17,25 +17,25 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     """Return the head of a folder; see `files.read_head`."""
     config, names = checkpoint.config, set(checkpoint.names)
     state = checkpoint.state(NAMES | {"hidden_norm.": "state_norm."}, names)
-    about: dict[str, Any] = config["dflash_config"]
+    about: dict[str, Any] = part_of(config, "dflash_config", dict)
     layers = layer_settings(config, names)
-    outputs = about.get("target_layer_ids") or _usual_outputs(
+    taps = taps_at(about, "target_layer_ids", after=1) or _usual_taps(
         size_of(config, "num_target_layers"), size_of(layers, "num_hidden_layers")
     )
     return checkpoint.head(
         state,
         layers=layers,
-        target_size=state["fc.weight"].shape[1] // len(outputs),
+        target_size=state["fc.weight"].shape[1] // len(taps),
         vocab_size=size_of(config, "vocab_size"),
-        taps=tuple(layer + 1 for layer in outputs),
+        taps=taps,
         form="dflash",
         slots=size_of(config, "block_size") - 1,
         mask_token=about.get("mask_token_id"),
     )
 
 
-def _usual_outputs(count: int, layers: int) -> list[int]:
-    """Return the layers, of `count`, whose outputs a head reads that names none."""
+def _usual_taps(count: int, layers: int) -> tuple[int, ...]:
+    """Return the taps of a head that names none, from a target of `count` layers."""
     if layers == 1:
-        return [count // 2]
-    return [round(1 + i * (count - 4) / (layers - 1)) for i in range(layers)]
+        return (count // 2 + 1,)
+    return tuple(round(1 + i * (count - 4) / (layers - 1)) + 1 for i in range(layers))

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, size_of, to_file
-from ragspec.drafters.heads.config import HeadWeights
+from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, to_file
+from ragspec.drafters.heads.config import HeadWeights, part_of, size_of, taps_at
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.verification.causal import CausalTarget
 
@@ -30,10 +30,13 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     layers = layer_settings(config, names)
     inputs = state["fc.weight"].shape[1]
     settings: dict[str, Any] = {"embedding_size": inputs - size_of(layers, "hidden_size")}
+    settings["bias"] = "fc.bias" in names or bool(config.get("bias"))  # EAGLE-3 has none
     if third:
-        taps = _taps(config, target)
+        name = "eagle_aux_hidden_state_layer_ids"
+        taps = taps_at(part_of(config, "eagle_config", dict), name, after=1)
+        taps = taps or taps_at(config, name) or default_taps(target)
         settings = {"form": "eagle3", "taps": taps, "target_size": inputs // len(taps)}
-    vocab_size = size_of(config | checkpoint.ragspec_settings, "vocab_size")
+    vocab_size = size_of(config | part_of(config, "ragspec", dict), "vocab_size")
     return checkpoint.head(state, layers=layers, vocab_size=vocab_size, **settings)
 
 
@@ -50,13 +53,6 @@ def layer_settings(config: dict[str, object], names: set[str]) -> dict[str, obje
     layers.setdefault("num_hidden_layers", 1)
     layers.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     return {"model_type": kind, **layers}
-
-
-def _taps(config: dict[str, Any], target: CausalTarget | None) -> tuple[int, ...]:
-    name = "eagle_aux_hidden_state_layer_ids"
-    if outputs := (config.get("eagle_config") or {}).get(name):
-        return tuple(layer + 1 for layer in outputs)
-    return tuple(config.get(name) or default_taps(target))
 
 
 def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:

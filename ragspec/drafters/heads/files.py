@@ -8,7 +8,6 @@ checkpoint (`mtp`).
 import json
 import shutil
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -17,8 +16,8 @@ from ragspec.drafters.heads.checkpoint import Checkpoint, refuse_damage
 from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, check_head
 from ragspec.drafters.heads.parallel import MedusaHead, unset_head
-from ragspec.errors import ModelError, StoreError, UnsupportedModelError
-from ragspec.models.checks import CONFIG, WEIGHTS
+from ragspec.errors import InputError, ModelError, StoreError, UnsupportedModelError
+from ragspec.models.checks import CONFIG, DTYPES, WEIGHTS
 from ragspec.models.quantized import BLOCK, in_blocks
 from ragspec.verification.causal import CausalTarget
 
@@ -53,9 +52,14 @@ def head_of(weights: HeadWeights, folder: Path | str) -> DraftHead:
     Raises:
         ModelError: A tensor is missing, left over or of another size, in that folder.
     """
+    config, state = weights
     with refuse_damage(folder):
-        head = unset_head(weights.config)
-        head.load_state_dict(weights.state)
+        if (layers := config.layers.get("num_hidden_layers", 0)) > len(state):
+            raise ValueError(f"its num_hidden_layers is {layers}, and it has {len(state)} tensors")
+        with torch.device("meta"):  # compares sizes, for which there may be no memory
+            unset_head(config).load_state_dict(state, assign=True)
+        head = unset_head(config)
+        head.load_state_dict(state)
         return head.eval()
 
 
@@ -83,18 +87,17 @@ def read_head(folder: Path | str, target: CausalTarget | None = None) -> HeadWei
     )
 
 
-def save_head(
-    head: DraftHead, folder: Path | str, dtype: torch.dtype | Literal["int8"] | None = None
-) -> None:
+def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | str | None = None) -> None:
     """Write a head to a folder, in the layout that other engines read.
 
     EAGLE-1, Medusa and Hydra go into their own layouts, the others into that of `speculators`.
 
     Args:
-        dtype: Dtype of the saved weights; None for their own. "int8" stores matrices in 8 bits,
-            which only ragspec reads, and the rest in bfloat16.
+        dtype: Dtype of the saved weights, or its name; None for their own. "int8" stores matrices
+            in 8 bits, which only ragspec reads, and the rest in bfloat16.
 
     Raises:
+        InputError: The dtype is none of these.
         ModelError: The weights are not finite.
         StoreError: The files cannot be written.
     """
@@ -105,8 +108,10 @@ def save_head(
     alone = medusa if isinstance(head, MedusaHead) else speculators
     layout = eagle if head.config.form == "eagle1" else alone
     config, weights = layout.to_layout(head)
-    small = isinstance(dtype, str)
-    kind = torch.bfloat16 if isinstance(dtype, str) else dtype
+    small, name = dtype == "int8", str(dtype).removeprefix("torch.")
+    if not (dtype is None or small or name in DTYPES):
+        raise InputError(f"Expected int8, {', '.join(DTYPES)} as dtype, got {dtype!r}. Use one.")
+    kind = None if dtype is None else getattr(torch, "bfloat16" if small else DTYPES[name])
     tensors = dict[str, torch.Tensor]()
     for name, value in weights.items():
         value = value.detach()

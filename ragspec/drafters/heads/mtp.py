@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import Checkpoint, select_layers, size_of
-from ragspec.drafters.heads.config import HeadWeights
+from ragspec.drafters.heads.checkpoint import Checkpoint, select_layers
+from ragspec.drafters.heads.config import HeadWeights, part_of, size_of
 from ragspec.verification.causal import CausalTarget
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -120,8 +120,7 @@ def _layout(checkpoint: Checkpoint) -> _Layout | None:
 
 def _text(config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration of a model's text part."""
-    text: dict[str, Any] = config.get("text_config") or config
-    return text
+    return part_of(config, "text_config", dict) or config
 
 
 def _one_layer(config: dict[str, object]) -> dict[str, object]:

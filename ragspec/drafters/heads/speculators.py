@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, size_of, to_file
-from ragspec.drafters.heads.config import HeadWeights
+from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, to_file
+from ragspec.drafters.heads.config import HeadWeights, part_of, size_of, taps_at
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.drafters.heads.mtp import MIMO_NAMES
 from ragspec.errors import UnsupportedModelError
@@ -40,7 +40,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     """Return the head of a folder; see `files.read_head`."""
     config, kind = checkpoint.config, checkpoint.config["speculators_model_type"]
-    if kind not in KINDS:
+    if kind not in list(KINDS):  # a list or an object has no hash
         raise UnsupportedModelError(
             f"{checkpoint.folder} holds a speculator of kind {kind!r}; expected one of "
             f"{', '.join(map(repr, KINDS))}. Use a head of one of these."
@@ -52,21 +52,18 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         )
     names = {name for name in checkpoint.names if not name.startswith(_UNREAD)}
     state = checkpoint.state(KINDS[kind][1], names)
-    inner: dict[str, Any] = config["transformer_layer_config"]
+    inner: dict[str, Any] = part_of(config, "transformer_layer_config", dict)
     layers = select_layers(inner) | {"model_type": inner.get("model_type", "qwen3")}
-    width = size_of(layers, "hidden_size")
     vocab_size = size_of(inner, "vocab_size")
     common: dict[str, Any] = {"layers": layers, "vocab_size": vocab_size, "form": kind}
     if kind == "mtp":
         layers["num_hidden_layers"] = 1
-        feeds_norm = bool(checkpoint.ragspec_settings.get("feeds_norm", True))
+        feeds_norm = bool(part_of(config, "ragspec", dict).get("feeds_norm", True))
         return checkpoint.head(state, feeds_norm=feeds_norm, **common)
-    common["target_size"] = config.get("target_hidden_size") or width
+    common["target_size"] = config.get("target_hidden_size") or size_of(layers, "hidden_size")
     if "markov_in.weight" in state:
         common["markov_rank"] = state["markov_in.weight"].shape[1]
-    name = f"{'' if kind in _BLOCKS else 'eagle_'}aux_hidden_state_layer_ids"
-    taps = tuple(config.get(name) or default_taps(target))
-    return checkpoint.head(state, taps=taps, **common, **_form(config, kind))
+    return checkpoint.head(state, **common, **_form(config, kind, target))
 
 
 def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
@@ -118,18 +115,21 @@ def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     return record, tensors
 
 
-def _form(config: dict[str, Any], kind: str) -> dict[str, Any]:
+def _form(config: dict[str, Any], kind: str, target: CausalTarget | None) -> dict[str, Any]:
     """Return the settings of a head that are of its kind."""
-    mask = config.get("mask_token_id")
+    mask, name = config.get("mask_token_id"), "aux_hidden_state_layer_ids"
     if kind in _BLOCKS:
+        if not (taps := taps_at(config, name)):
+            raise ValueError(f"its {name} are missing")
         anchor = bool(config.get("sample_from_anchor", kind == "dspark"))
         slots = size_of(config, "block_size") - (not anchor)
-        form = {"slots": slots, "mask_token": mask, "from_anchor": anchor}
+        form = {"taps": taps, "slots": slots, "mask_token": mask, "from_anchor": anchor}
         return form | {"causal_windows": not config.get("sliding_window_non_causal")}
     norm = "all" if config.get("norm_before_fc") else "each" if config.get("fc_norm") else "none"
     form = {"tap_norm": norm, "residual_norm": bool(config.get("norm_before_residual"))}
+    form["taps"] = taps_at(config, f"eagle_{name}") or default_taps(target)
     form["feeds_norm"] = bool(config.get("norm_output"))
     if kind == "peagle":
-        methods = config["speculators_config"]["proposal_methods"]
-        form |= {"slots": size_of(methods[0], "speculative_tokens"), "mask_token": mask}
+        methods = part_of(part_of(config, "speculators_config", dict), "proposal_methods", list)
+        form |= {"slots": size_of([*methods, {}][0], "speculative_tokens"), "mask_token": mask}
     return form

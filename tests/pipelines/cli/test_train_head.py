@@ -110,6 +110,15 @@ def test_a_head_of_codes(tmp_path: Path, capsys: Capture) -> None:
     assert "got max_tokens for pictures; expected texts" in err
 
 
+def test_a_column_of_the_rows_is_read(model: str, tmp_path: Path, capsys: Capture) -> None:
+    row = {"a": "x", "b": tiny.TEXT[:300], "messages": [{"role": "user", "content": "hi"}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    command = small(model, tmp_path / "rows.jsonl", tmp_path / "head", "-s")
+    assert run(capsys, *command, "field=b")["tokens"] > 30
+    err = output_of(capsys, *command, "field=messages", "--replace", code=2).err
+    assert "line 1 holds list; expected text or token ids: set field=." in err
+
+
 def test_a_text_that_is_too_short_is_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "short.txt").write_text("a", encoding="utf-8")
     command = small(model, tmp_path / "short.txt", tmp_path / "head")
@@ -270,7 +279,7 @@ def test_a_full_disk_does_not_lose_the_training(
         with pytest.raises(StoreError, match=r"Leave --resume out\. No head is there"):
             check_out(tmp_path / name, resume=True)
     (tmp_path / "head" / CHECKPOINT).write_bytes(b"nothing of the kind")
-    with pytest.raises(StoreError, match="is damaged"):
+    with pytest.raises(StoreError, match=r"is damaged, or .* run code\)\. Delete it"):
         train(*some, tmp_path / "head", SETTINGS, resume=True)
 
 

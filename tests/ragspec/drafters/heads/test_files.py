@@ -15,7 +15,7 @@ from ragspec import Engine
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import holds_head, open_head, save_head
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
-from ragspec.models.checks import WEIGHTS
+from ragspec.models.checks import INDEX, PICKLED, WEIGHTS
 from ragspec.models.quantized import quantized
 from ragspec.training.batches import StateRead
 from ragspec.training.loss import rounds
@@ -153,17 +153,38 @@ def test_taps_of_the_file_decide_the_states_that_a_head_reads(tmp_path: Path) ->
         HeadDrafter(tmp_path, model)
 
 
-def test_pickled_weights_are_read_without_running_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_weights_are_read_without_running_code(zipped: bool, tmp_path: Path) -> None:
     config, weights = published_heads.eagle3()
     folder = published_heads.write(tmp_path / "safe", config, weights)
     pickled = published_heads.write(tmp_path / "pickled", config, weights)
     (pickled / "model.safetensors").unlink()
-    torch.save(weights, pickled / "pytorch_model.bin")
+    save = partial(torch.save, f=pickled / PICKLED[0], _use_new_zipfile_serialization=zipped)
+    save(weights)
     first, second = (open_head(each, target()).state_dict() for each in (folder, pickled))
     assert all(torch.equal(second[name], each) for name, each in first.items())
-    torch.save({**weights, "norm.weight": copy.deepcopy}, pickled / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="can be read"):
-        open_head(pickled, target())
+    for values in ({**weights, "norm.weight": copy.deepcopy}, {**weights, "n": 3}, {3: IDS}, [IDS]):
+        save(values)
+        with pytest.raises(ModelError, match=r"bin .*( run code| by their names)\)"):
+            open_head(pickled, target())
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({}, "no weight_map in it"),
+        ({"weight_map": ["x"]}, r"\['x'\], no object"),
+        ({"weight_map": {"x": 3}}, "names 3 for x, no file beside it"),
+        ({"weight_map": {"x": "../head/a.safetensors"}}, "a.safetensors' for x, no file beside it"),
+        ({"weight_map": {"midlayer.x": "a.safetensors"}}, "a.safetensors has no tensor midlayer.x"),
+    ],
+)
+def test_a_wrong_index_is_refused(index: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = published_heads.write(tmp_path / "head", *published_heads.eagle3())
+    (folder / WEIGHTS).rename(folder / "a.safetensors")
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ModelError, match=message):
+        open_head(folder, target())
 
 
 @pytest.mark.parametrize(
@@ -185,8 +206,8 @@ def test_pickled_weights_are_read_without_running_code(tmp_path: Path) -> None:
         ("eagle3", {"num_key_value_heads": 0}, "num_key_value_heads=0"),
         ("eagle3", {"head_dim": "wide"}, "head_dim='wide'"),
         ("eagle3", {"rope_parameters": [1]}, "rope_parameters"),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0.5, 1, 2]}, r"taps are \(0\.5"),
-        ("dflash", {"aux_hidden_state_layer_ids": ["1", "2"]}, r"taps are \('1'"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0.5, 1, 2]}, r"layer_ids are \[0\.5"),
+        ("dflash", {"aux_hidden_state_layer_ids": ["1", "2"]}, r"layer_ids are \['1'"),
         ("eagle3", {"norm.weight": torch.full((H,), torch.nan)}, r"norm\.weight.* than finite"),
         ("eagle3", {"norm.weight": torch.ones(H, dtype=torch.int32)}, r"norm\.weight of .*int32"),
         ("medusa", {"0.0.linear.bias": torch.ones(H, dtype=torch.cfloat)}, "bias of .*complex64"),
@@ -209,6 +230,17 @@ def test_pickled_weights_are_read_without_running_code(tmp_path: Path) -> None:
         ("hydra++", {"more": torch.zeros(2)}, "more"),
         ("medusa", {"3.0.linear.weight": torch.zeros(H, H)}, "linear"),
         ("medusa", {"1.1.weight": None}, "blocks.2|size|slots"),
+        ("eagle1 with a bias", {"fc.bias": None}, "fc.bias"),
+        ("eagle3", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and it has 14"),
+        ("eagle3", {"num_hidden_layers": 13}, r"Missing key.* \[\.\.\.\]\); fetch"),
+        ("eagle3", {"intermediate_size": 10**9}, r"size mismatch for .*gate_proj.* 64\]"),
+        ("eagle3", {"eagle_config": [3]}, r"its eagle_config is \[3\], no object"),
+        ("speculators", {"speculators_model_type": []}, r"of kind \[\]; expected one of"),
+        ("speculators", {"eagle_aux_hidden_state_layer_ids": -1}, "ids is -1, no list"),
+        ("speculators", {"eagle_aux_hidden_state_layer_ids": [-1, 0, 1]}, "of at least 0"),
+        ("dflash", {"aux_hidden_state_layer_ids": None}, "layer_ids are missing"),
+        ("dflash of z-lab", {"dflash_config": {"target_layer_ids": ["3"]}}, "of at least -1"),
+        ("peagle", {"speculators_config": {}}, "speculative_tokens is None"),
     ],
 )
 def test_errors_name_the_wrong_tensor_or_setting(

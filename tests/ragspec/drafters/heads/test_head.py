@@ -89,6 +89,11 @@ def test_heads_are_saved_in_half_and_quarter_size(tmp_path: Path) -> None:
     save_head(read, tmp_path / "again", "int8")
     again, quarter = (tmp_path / name / WEIGHTS for name in ("again", "quarter"))
     assert again.read_bytes() == quarter.read_bytes()
+    save_head(head, tmp_path / "again", "bf16")
+    assert again.read_bytes() == (tmp_path / "half" / WEIGHTS).read_bytes()
+    for wrong in ("int4", torch.int8, torch.float8_e4m3fn):
+        with pytest.raises(InputError, match=r"Expected int8, float64, .* as dtype, got "):
+            save_head(head, tmp_path, wrong)
 
 
 @pytest.mark.parametrize(
