@@ -1,30 +1,20 @@
 """The target view of a rule: tokens, distributions and ends of nodes, singly or all at once."""
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from math import sqrt
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from ragspec.drafters.base import DraftContext, DraftRequest, Ratio
-from ragspec.retrievers.methods.rasd import Rasd
-from ragspec.rules.base import Rule, TargetView, Verdict
+from ragspec.drafters.base import Ratio
 from ragspec.rules.target_view import RowView
-from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import HFProcessor
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule, StopState
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.trees.operations import paths
 from tests.support.calls import noted
-from tests.support.distributions import Distributions
-from tests.support.fixed import FixedDrafter
 
 V = 50
 CONTEXT = [3, 4, 5, 6]
@@ -138,72 +128,6 @@ def test_a_view_ignores_tokens_committed_later(chosen: dict[str, Any]) -> None:
         assert late.index(node) == early.index(node)
         assert late.token(node) == early.token(node)
         assert late.logprob(node, 8, 2) == early.logprob(node, 8, 2)
-
-
-SAMPLES = 4000
-BOUND = 4 * sqrt(0.25 / SAMPLES)  # four standard errors
-
-
-@dataclass
-class PerPath:
-    """A rule of published code: every path samples separately, the longest agreement wins."""
-
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    name: str = "per-path"
-    label: str = "exact"
-    accepts: frozenset[str] = frozenset()
-
-    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        best: list[int] = []
-        for path in paths(tree.parents):
-            accepted: list[int] = []
-            for node in path:
-                if self._draw(target, accepted[-1] if accepted else ROOT) != tree.tokens[node]:
-                    break
-                accepted.append(node)
-            if len(accepted) > len(best):
-                best = accepted
-        return Verdict(tuple(best), self._draw(target, best[-1] if best else ROOT))
-
-    def _draw(self, target: TargetView, node: int) -> int:
-        p = target.probabilities(node).numpy()
-        return int(self.rng.choice(len(p), p=p))
-
-
-def run(rule: Rule, tree: DraftTree) -> float:
-    """Return how often the text begins with token 0, of two equally likely tokens."""
-    contexts = [text for length in range(4) for text in itertools.product((0, 1), repeat=length)]
-    distributions = Distributions(2, 0).fix("target", dict.fromkeys(contexts, (0.5, 0.5)))
-    count = 0
-    for seed in range(SAMPLES):
-        verdict = distributions.judge(rule, tree, NoiseStream(seed))
-        first = int(tree.tokens[verdict.path[0]]) if verdict.path else verdict.token
-        count += first == 0
-    return count / SAMPLES
-
-
-def two_children() -> DraftTree:
-    return DraftTree.build([0, 1], [ROOT, ROOT], "retrieved")
-
-
-def fused_children() -> DraftTree:
-    """The two children as a fused tree: one from each source, further nodes below them."""
-    model = FixedDrafter(
-        [0, 1], "model", accept_prob=[0.5, 0.3], distributions=[(ROOT, [0, 1], [0.6, 0.4])]
-    )
-    result = FixedDrafter([1, 0], "result", accept_prob=[0.5, 0.3])
-    return Rasd(model, [result]).open(DraftRequest((0,), 2)).propose(DraftContext([0], 1, 9), 8)
-
-
-@pytest.mark.parametrize("make", [two_children, fused_children])
-def test_walk_emits_two_even_children_equally_often(make: Callable[[], DraftTree]) -> None:
-    assert abs(run(Walk(), make()) - 0.5) <= BOUND
-
-
-def test_a_rule_that_samples_per_path_is_biased() -> None:
-    share = run(PerPath(), two_children())  # type: ignore[arg-type]
-    assert share == pytest.approx(0.625, abs=BOUND)
-    assert abs(share - 0.5) > 2 * BOUND
 
 
 def test_ratio_is_the_prior_before_any_observation() -> None:
