@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -269,22 +269,6 @@ def test_new_rows_are_independent_of_earlier_ones() -> None:
         distributions.set(row, None)
     assert distributions.shape == DistributionShape() and distributions.shape.greedy
     assert torch.equal(after.chosen(distributions, logits)[0], logits.argmax(-1))
-
-
-def test_tokens_depend_on_noise_text_path_and_index() -> None:
-    logits = random_logits(1, 8, 300, scale=1.0)
-    logits[..., :16] += 4.0
-    batch = Batch.of([distribution(3, ALL["every"])], 8, 300)
-    selection = batch.selection(logits)
-    assert torch.equal(batch.chosen(batch.create(300), logits)[0], selection)
-    others = {
-        "noise": replace(batch, distributions=[distribution(4, ALL["every"])]),
-        "text": replace(batch, texts=[text[::2] for text in batch.texts]),
-        "path": replace(batch, see=torch.eye(8, dtype=torch.bool)[None]),
-        "index": replace(batch, indices=batch.indices + 1),
-    }
-    for name, other in others.items():
-        assert not torch.equal(other.chosen(other.create(300), logits)[0], selection), name
 
 
 def test_one_graph_serves_all_batches_of_a_shape() -> None:
