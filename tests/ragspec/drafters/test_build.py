@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from ragspec import errors
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.build import build_drafter
-from ragspec.drafters.fuse import Combined, Fuse, Source
-from ragspec.needs import Needs
+from ragspec.drafters.fuse import Fuse
 from ragspec.registry import NAMES
 from ragspec.retrievers import HierarchyDrafter, Rasd, Select
 from ragspec.rules.base import Step
@@ -108,40 +107,18 @@ def test_a_target_may_be_the_draft_model() -> None:
 
 
 class Stored(NoisyTrees):
-    """A drafter over a store of the model "a" that learns from the target's best tokens."""
-
-    needs = Needs(top_tokens=4, prompt_top_tokens=True)
+    """A drafter over a store of the model "a"."""
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         if model != "a":
             raise errors.StoreError("made with another model")
 
 
-class Pair(Combined):
-    def __init__(self, *drafters: Drafter) -> None:
-        super().__init__("pair", drafters)
-
-    def open(self, request: DraftRequest) -> DraftSession:
-        raise NotImplementedError
-
-
-def test_a_combined_drafter_declares_the_union_of_needs() -> None:
-    pair = Pair(NoisyTrees({}), Stored({}))
-    assert pair.needs == Needs(top_tokens=4, prompt_top_tokens=True)
-    assert Pair(NoisyTrees({})).needs == Needs()
-
-
 def test_fits_checks_nested_stores() -> None:
-    pair = Pair(NoisyTrees({}), Pair(Stored({})))
-    pair.fits("a")
+    nested = Fuse([NoisyTrees({}), Fuse([Stored({})])])
+    nested.fits("a")
     with pytest.raises(errors.StoreError, match="another model"):
-        pair.fits("b")
-
-
-def test_a_combined_drafter_is_coupled_if_any_part_is() -> None:
-    plain, coupled = FixedDrafter([]), FixedDrafter([], kind=DraftKind.COUPLED)
-    assert Pair(plain, plain).kind is DraftKind.DETERMINISTIC
-    assert Pair(plain, coupled).kind is DraftKind.COUPLED
+        nested.fits("b")
 
 
 DELEGATE_REQUEST = DraftRequest((1, 2), 20)
@@ -190,9 +167,3 @@ def test_every_source_observes_the_step(holder: str) -> None:
     assert one.observed == other.observed == [step]
     assert holder != "select" or session.matched == 2
     assert session.faults == {}
-
-
-def test_the_faults_within_a_source_are_reported() -> None:
-    source = Source(Fuse([BrokenDrafter(), FixedDrafter([4])]), DELEGATE_REQUEST)
-    assert source.propose(DELEGATE_PLACE, 5).tokens.tolist() == [4]
-    assert source.faults == {"broken": 1}
