@@ -175,17 +175,3 @@ def test_library_sessions_observe_the_data_that_they_need(drafter: Drafter) -> N
         session.observe_prefill(prefill)
     session.observe(Step(DraftTree.empty(), (), (5,), best=TopTokens.of(best.there()[:1])))
     assert session.faults == {}
-
-
-@pytest.mark.parametrize("best", [True, False])
-@pytest.mark.parametrize("hidden", [True, False])
-def test_restricted_returns_the_needed_parts_or_none(best: bool, hidden: bool) -> None:
-    tokens, needs = np.zeros(1, dtype=np.int64), Needs(int(best), best, (LAST,) if hidden else ())
-    assert Prefill(tokens).restricted(needs) is None
-    top_tokens = TopTokens.of(torch.zeros(1, 2, dtype=torch.int64))
-    states = heads.last(torch.zeros(1, 1, 3))
-    part = Prefill(tokens, top_tokens, states).restricted(needs)
-    if part is None:
-        assert not best and not hidden
-    else:
-        assert (part.best is top_tokens, part.hidden is states) == (best, hidden)
