@@ -37,12 +37,6 @@ def view(mine: TokenDistribution, chosen: Sequence[int] | None = None, new: int 
     return RowView(logits(), TREE, mine, stop, CONTEXT, chosen)
 
 
-def test_paths_and_indices_of_the_nodes() -> None:
-    known = view(distribution())
-    assert [known.path(node) for node in range(-1, 4)] == PATHS
-    assert [known.index(node) for node in range(-1, 4)] == [2, 3, 3, 4, 5]
-
-
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.0, "repetition_penalty": 3.0},
@@ -60,12 +54,6 @@ def test_tokens_of_all_nodes_equal_those_of_single_nodes(chosen: dict[str, Any])
     for node, path in zip(range(-1, 4), PATHS, strict=True):
         row = mine.process(logits()[node + 1 : node + 2], CONTEXT, [path])
         assert together[node + 1] == int(mine.select(row, [2 + len(path)]))
-
-
-def test_a_shifted_index_would_give_other_tokens() -> None:
-    mine = distribution()
-    shifted = TokenDistribution(mine.sampling, mine.noise, prompt_length=1)
-    assert not torch.equal(view(mine).all_tokens(), view(shifted).all_tokens())
 
 
 def test_plain_rows_are_chosen_with_one_argmax_and_lazy_ones_never_together() -> None:
