@@ -250,16 +250,6 @@ def prune_freely(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SAMPLED_KINDS", frozenset())
 
 
-def test_the_first_of_a_pair_stays_if_the_second_was_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = Sampled(DISTRIBUTIONS, DISTINCT, (2,), telling=False)
-    row = row_of("auto", "dear third row", drafter)
-    pair = row.appraise(drafter.propose(DraftContext([7], 1, 50), 2))
-    assert pair.accept_prob[0] < 0.2 < 0.7 < pair.accept_prob[1]
-    assert bias(row, WithoutReplacement(), drafter) <= EXACT
-    prune_freely(monkeypatch)
-    assert bias(row_of("auto", "dear third row", drafter), WithoutReplacement(), drafter) > KNOWN
-
-
 @pytest.mark.parametrize(
     ("rule", "kind", "widths"),
     [case for case in RULES if case[1] is INDEPENDENT and case[2] != (2,)],

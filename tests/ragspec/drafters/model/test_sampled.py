@@ -1,22 +1,18 @@
 """Drafts drawn from the draft model's distribution, and the texts of rejection rules over them."""
 
-import copy
 import itertools
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from ragspec import ModelDrafter, Sampling
-from ragspec.budget.base import BudgetPolicy, BudgetSession, FixedBudget
-from ragspec.budget.forward_cost import SIZES, ForwardCost
-from ragspec.budget.goodput import AutoBudget
+from ragspec.budget.base import FixedBudget
 from ragspec.drafters.base import DraftContext
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.sampled import draw_distinct, draw_independent
-from ragspec.rules.base import Rule, Step
+from ragspec.rules.base import Rule
 from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
@@ -173,34 +169,3 @@ def distribution_of_pairs() -> torch.Tensor:
         for second, then in enumerate(distribution_of(0, [*PROMPT, first]).tolist()):
             pairs[second] += p * then * distribution_of(0, [*PROMPT, first, second])
     return pairs.flatten()
-
-
-@pytest.mark.parametrize(("mode", "width"), [("sampled", (3, 2)), (WITHOUT, (2, 2, 2))])
-@pytest.mark.parametrize("policy", [FixedBudget(1), FixedBudget(3), FixedBudget(6), AutoBudget()])
-def test_budgets_cut_sampled_drafts_regardless_of_their_tokens(
-    mode: str, width: tuple[int, ...], policy: BudgetPolicy
-) -> None:
-    drafter = ModelDrafter(model(1), width=width, mode=mode)
-    dear = ForwardCost({n: 0.1 if n < 5 else 0.3 for n in SIZES})
-    session = copy.deepcopy(policy).open(dear)
-    trees = [propose(drafter, 9, seed) for seed in range(30)]
-    for tree in trees:  # the text always goes on with the last draw
-        last = int(np.flatnonzero(tree.parents == -1)[-1])
-        session.observe(Step(offered(session, tree), (), (int(tree.tokens[last]), 99)))
-    selected = {tuple(offered(copy.deepcopy(session), tree).parents.tolist()) for tree in trees}
-    assert len(selected) == 1 and 0 < len(selected.pop()) < 9
-    if isinstance(policy, AutoBudget):
-        prob = session.appraise(trees[0]).accept_prob
-        assert prob[width[0] - 1] > prob[0] + 0.3, "best first would keep another sibling"
-
-
-def offered(session: BudgetSession, tree: DraftTree) -> DraftTree:
-    """Return the part of a sampled tree that a policy verifies; check that it is a prefix."""
-    session.allowance(9)
-    part = session.fit(tree)
-    assert part.kind is tree.kind
-    assert part.tokens.tolist() == tree.tokens[: len(part)].tolist()
-    assert part.parents.tolist() == tree.parents[: len(part)].tolist()
-    assert part.q is not None and tree.q is not None
-    assert torch.equal(part.q, tree.q[: len(part) + 1])
-    return part
