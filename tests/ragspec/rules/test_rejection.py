@@ -18,7 +18,6 @@ from ragspec.rules.base import Rule
 from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
-from ragspec.rules.typical import Typical
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -116,19 +115,19 @@ def after_texts(model: Any) -> torch.Tensor:
     return torch.softmax(logits[:, 1:4].double(), -1)
 
 
-def follows(engine: Engine, *expected: torch.Tensor) -> list[float]:
+def p_value(engine: Engine, distributions: torch.Tensor) -> float:
     """Return how well 20,000 texts of three tokens, of several steps each, follow distributions.
 
-    Those of each place [125, 3, 5]; a p-value of the chi-square for each.
+    Those before each token of each text [125, 3, 5]; the result is the p-value of the chi-square.
     """
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(5):
         sampling = Sampling(1.0, n=4000, seed=seed)
         texts = engine.generate(PROMPT, sampling, max_new_tokens=3, ignore_eos=True)
         counts.update(tuple(text.tokens) for text in texts)
+    chances = distributions.gather(-1, TEXTS[..., None]).prod(1)[:, 0].numpy()
     result = [counts[tuple(text)] for text in TEXTS.tolist()]
-    chances = [each.gather(-1, TEXTS[..., None]).prod(1)[:, 0].numpy() for each in expected]
-    return [float(chisquare(result, 20_000 * each).pvalue) for each in chances]
+    return float(chisquare(result, 20_000 * chances).pvalue)
 
 
 @pytest.mark.slow
@@ -140,28 +139,7 @@ def test_twenty_thousand_texts_follow_the_target(rule: str) -> None:
     mode = "sampled-without-replacement" if rule.startswith("without") else "sampled"
     drafter = ModelDrafter(draft, 2, (1,) if rule in ("rejection", "block") else (2, 2), mode=mode)
     engine = Engine(model, drafter=drafter, rule=rule, budget="auto", max_batch_size=64)
-    assert follows(engine, after_texts(model))[0] > 1e-4
-
-
-@pytest.mark.slow
-def test_twenty_thousand_texts_follow_typical_acceptance() -> None:
-    """The second token of three is drafted: of two siblings the likelier that passes is taken."""
-    model, draft = (tiny.model("llama", vocab_size=5, seed=seed) for seed in (1, 2))
-    drafter, rule = ModelDrafter(draft, 1, (2,), mode="sampled"), Typical(0.5, 0.9)
-    engine = Engine(model, drafter=drafter, rule=rule, budget=2, max_batch_size=64)
-    p, q = after_texts(model), after_texts(draft)[:, 1]
-    second, typical = p[:, 1], p.clone()
-    least = (0.9 * (-torch.special.entr(second).sum(-1)).exp()).clamp(max=0.5)[:, None]
-    scores = torch.where(second > least, second, 0.0)
-    assert 0 < scores.count_nonzero() < scores.numel()
-    typical[:, 1] = 0.0
-    for pair in itertools.product(range(5), repeat=2):
-        score, rank = scores[:, pair].max(-1)
-        taken = torch.nn.functional.one_hot(torch.tensor(pair)[rank], 5)
-        outcome = torch.where(score[:, None] > 0.0, taken, second)  # none passes: the target's own
-        typical[:, 1] += q[:, pair].prod(-1, keepdim=True) * outcome
-    right, plain = follows(engine, typical, p)
-    assert right > 1e-4 and plain < 1e-6, "the relaxation is too small for this test"
+    assert p_value(engine, after_texts(model)) > 1e-4
 
 
 def test_chain_accepts_with_one_minus_total_variation() -> None:
