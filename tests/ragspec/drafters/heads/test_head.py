@@ -37,18 +37,6 @@ def test_a_fresh_head_repeats_the_state_before_its_layer() -> None:
     assert guessed.shape == states.shape
 
 
-def test_predicted_states_are_causal() -> None:
-    head = heads.fresh(text_target())
-    embedded, states = torch.randn(2, 1, 6, 32, generator=torch.Generator().manual_seed(3)).unbind()
-    with torch.no_grad():
-        whole = head(embedded, states).read
-        part = head(embedded[:, :4], states[:, :4]).read
-        moved = head(embedded, states, torch.arange(6)[None]).read
-    torch.testing.assert_close(whole[:, :4], part)
-    torch.testing.assert_close(whole, moved)
-    assert not torch.allclose(whole[:, 4:], head(embedded.flip(1), states).read[:, 4:])
-
-
 def test_the_generator_alone_decides_on_fresh_weights() -> None:
     target = text_target()
     before = torch.get_rng_state()
@@ -57,17 +45,6 @@ def test_the_generator_alone_decides_on_fresh_weights() -> None:
     pairs = zip(first.parameters(), again.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert not torch.equal(first.fc.weight, other.fc.weight)
-
-
-@pytest.mark.parametrize("picture", [False, True])
-def test_sizes_are_those_of_the_target(picture: bool) -> None:
-    target: CausalTarget = heads.picture_target() if picture else text_target()
-    head = heads.fresh(target)
-    config = head.config
-    assert config.vocab_size == target.vocab_size
-    assert config.hidden_size == target.model.config.hidden_size
-    assert target.model.config.hidden_size % config.layers["num_attention_heads"] == 0
-    check_head(head.config, target)
 
 
 def test_heads_are_saved_in_half_and_quarter_size(tmp_path: Path) -> None:
