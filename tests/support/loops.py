@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
+from ragspec.budget.base import FixedBudget
 from ragspec.drafters.base import Drafter, DraftRequest
 from ragspec.engine.loop import Loop
 from ragspec.engine.request import Request
 from ragspec.engine.sequence import Parts, Sequence
-from ragspec.rules.base import Rule
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
@@ -18,17 +18,12 @@ from tests.support import tiny
 
 
 def sequence(
-    prompt: list[int],
-    new: int,
-    distribution: TokenDistribution,
-    drafter: Drafter | None = None,
-    budget: Any = None,
-    rule: Rule | None = None,
+    prompt: list[int], new: int, distribution: TokenDistribution, drafter: Drafter | None = None
 ) -> Sequence:
     """Return a sequence whose drafter the caller opens."""
     request = Request(tuple(prompt), Sampling(), StopRule(frozenset(), new), seed=0)
     target: Any = SimpleNamespace(open_view=RowView)
-    result = Sequence(request, Parts(target, drafter, rule or Walk(), budget, None, None))
+    result = Sequence(request, Parts(target, drafter, Walk(), FixedBudget(3), None, None))
     result.distribution = distribution
     return result
 

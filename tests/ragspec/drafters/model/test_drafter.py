@@ -1,12 +1,14 @@
 """Drafts of a model: the text equals that of plain decoding, and the cache follows it."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from ragspec.budget.base import FixedBudget
+from ragspec import Engine
+from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.goodput import AutoBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Fuse, FuseSession
@@ -20,10 +22,9 @@ from ragspec.drafters.model.drafter import (
 )
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.quantized import quantized
-from ragspec.rules.base import Rule, Step
+from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.target import OnnxTarget
 from ragspec.verification.tree_attention import lease
 from tests.support import loops, tiny
@@ -51,28 +52,12 @@ def alike(weight: float = 0.04) -> Any:
 
 
 def write(
-    drafter: Drafter | None,
-    sampling: Sampling,
-    *,
-    new: int = NEW,
-    budget: Any = None,
-    seed: int = 0,
-    rule: Rule | None = None,
-    target: Any = None,
-    prompt: list[int] | None = None,
+    drafter: Drafter | None, sampling: Sampling, new: int = NEW, budget: BudgetPolicy | int = 6
 ) -> tuple[list[int], list[Step]]:
-    """Return the tokens that the loop writes, and its steps."""
-    prompt = prompt or tiny.prompt()
-    target = target or model()
-    request = loops.draft_request(prompt, sampling, seed, target.config.vocab_size)
-    assert request.distribution is not None
-    row = loops.sequence(prompt, new, request.distribution, drafter, budget, rule)
-    if drafter is not None:
-        row.drafter = drafter.open(request)
-        row.budget = (budget or FixedBudget(6)).open(None)
-    with CausalTarget(target).open() as session:
-        loops.decode(session, row)
-    return row.context.tokens[len(prompt) :], row.steps
+    """Return the generated tokens and the steps."""
+    engine, sampling = Engine(model(), drafter=drafter, budget=budget), replace(sampling, seed=0)
+    result = engine.generate(tiny.prompt(), sampling, max_new_tokens=new, ignore_eos=True)
+    return result.tokens, result.steps
 
 
 def accepted(steps: list[Step]) -> float:
@@ -172,7 +157,7 @@ def test_a_fused_tree_keeps_the_cache_in_step() -> None:
     for drafters in pairs:
         fuse, sessions = Fuse(drafters), list[FuseSession]()
         fuse.open = noted(fuse.open, sessions)  # type: ignore[method-assign]
-        drafted, steps = write(fuse, Sampling(), budget=FixedBudget(8))
+        drafted, steps = write(fuse, Sampling(), budget=8)
         assert drafted == plain
         assert {name for step in steps for name in step.tree.sources} >= {"model", "noisy"}
         source = next(s for s in sessions[0]._sources if s.name == "model")

@@ -2,15 +2,13 @@
 
 import itertools
 from collections import Counter
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 
-from ragspec import ModelDrafter, Sampling
-from ragspec.budget.base import FixedBudget
+from ragspec import Engine, ModelDrafter, Sampling
 from ragspec.drafters.base import DraftContext
-from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.sampled import draw_distinct, draw_independent
 from ragspec.rules.base import Rule
 from ragspec.rules.block_verification import Block
@@ -18,7 +16,6 @@ from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from tests.ragspec.drafters.model.test_drafter import write
 from tests.support import tiny
 from tests.support.distributions import texts
 from tests.support.enumeration import enumerate_outcomes
@@ -145,15 +142,12 @@ RULES: list[tuple[Rule, str, int | tuple[int, ...]]] = [
 def test_the_text_follows_the_distribution_of_the_target(
     rule: Rule, mode: str, width: int | tuple[int, ...]
 ) -> None:
-    drafter = Fuse([ModelDrafter(model(1), width=width, mode=mode)])
-    settings: dict[str, Any] = {"new": 3, "target": model(0), "prompt": PROMPT, "rule": rule}
-    counts: Counter[int] = Counter()
-    accepted = 0
-    for seed in range(SAMPLES):
-        text, steps = write(drafter, HOT, seed=seed, budget=FixedBudget(4), **settings)
-        counts[text[1] * V + text[2]] += 1
-        accepted += sum(len(step.path) for step in steps)
-    assert accepted > SAMPLES / 4
+    drafter = ModelDrafter(model(1), width=width, mode=mode)
+    engine = Engine(model(0), drafter=drafter, rule=rule, budget=4, max_batch_size=64)
+    sampling = replace(HOT, n=SAMPLES, seed=0)
+    results = engine.generate(PROMPT, sampling, max_new_tokens=3, ignore_eos=True)
+    counts = Counter(each.tokens[1] * V + each.tokens[2] for each in results)
+    assert sum(each.report.accepted for each in results) > SAMPLES / 4
     expected = distribution_of_pairs()
     rare = expected * SAMPLES < 3  # counted together
     merged = Counter({i: counts[i] for i in range(V * V) if not rare[i]})
