@@ -162,14 +162,6 @@ def test_a_label_copied_from_a_further_text_continues_into_its_document() -> Non
     assert origin[20] == [0, 4]
 
 
-def test_no_draft_without_budget_remaining_tokens_or_a_match() -> None:
-    prompt = (1, 2, 3, 1, 2)
-    session = ContextDrafter().open(DraftRequest(prompt, 100))
-    assert len(session.propose(context(prompt), 0)) == 0
-    assert len(session.propose(context(prompt, remaining=1), 5)) == 0
-    assert len(session.propose(context(prompt, (77,)), 5)) == 0
-
-
 def test_fewer_steps_than_prompt_lookup_on_quoted_evidence(shared: Path) -> None:
     with gzip.open(shared / "docqa" / "documents.jsonl.gz", "rt", encoding="utf-8") as lines:
         documents = {record["doc_id"]: record for record in map(json.loads, lines)}

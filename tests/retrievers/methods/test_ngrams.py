@@ -50,17 +50,6 @@ def test_drafts_come_from_the_prompt_and_the_texts() -> None:
     assert tree.sources == ("ngrams",)
 
 
-def test_steps_without_a_draft_leave_no_gap_in_the_pool() -> None:
-    text = [1, 2, 3]
-    session = NGramDrafter(level=3, guess=4, lookahead=False).open(request(*text))
-    for token in (11, 12, 13, 14, 11):  # every step emits one token, none was drafted
-        session.observe(Step(session.propose(at(text), 16), (), (token,)))
-        text.append(token)
-    assert branches(session.propose(at(text), 16)) == [(12, 13)]
-    text += [12, 13, 14]
-    assert branches(session.propose(at([*text, 12]), 16)) == [(13, 14)]
-
-
 @given(st.lists(tokens, min_size=5, max_size=40), st.data())
 def test_every_ngram_of_the_text_is_in_the_pool_at_once(
     text: list[int], data: st.DataObject

@@ -46,13 +46,6 @@ def test_repeated_tokens_have_the_origin_of_the_first_copy() -> None:
     assert tree.origin.tolist() == [[3, 2], [3, 3], [3, 2], [3, 3], [3, 2]]
 
 
-def test_a_match_of_m_tokens_is_continued_by_1_plus_4_m() -> None:
-    text = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 3, 4, 2, 1, 0, 2, 0, 3, 1, 1]
-    prompt = [*text, 4, 0]  # matches "4 0"
-    assert len(match(prompt)) == 9
-    assert len(match(prompt, budget=5)) == 5
-
-
 def chosen(select: Select, prompt: list[int]) -> tuple[str, ...]:
     return select.open(DraftRequest(tuple(prompt), 100)).propose(at(prompt), 8).sources
 

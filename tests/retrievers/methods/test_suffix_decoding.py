@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.drafters.base import DraftRequest
-from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter, SuffixSession
+from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 from ragspec.trees.draft_tree import DraftTree
 from tests.support.fixed import BrokenDrafter, FixedDrafter
 from tests.support.spelling import at, check_draft, spelled
@@ -80,15 +80,6 @@ def test_unlikely_continuations_are_left_out() -> None:
     text = [1, 2] * 9 + [1, 3, 1]
     assert set(propose(text, left=2, factor=8.0).tokens.tolist()) == {2, 3}
     assert set(propose(text, left=2, factor=8.0, least=0.2).tokens.tolist()) == {2}
-
-
-def test_a_shorter_suffix_with_a_higher_score_wins() -> None:
-    # "3 1" occurred once, "1" was followed by 2 and then 0 each time.
-    text = [1, 2, 0, 1, 2, 0, 1, 2, 0, 3, 1, 3, 1]
-    session = SuffixDrafter(offset=4.0, factor=0.0).open(DraftRequest(tuple(text), VOCAB))
-    assert isinstance(session, SuffixSession)
-    session.propose(at(text), 16)
-    assert session.matched in (1, 2)
 
 
 def test_the_source_with_more_expected_tokens_drafts() -> None:

@@ -111,18 +111,6 @@ def test_of_equal_tokens_the_accepted_node_is_learned() -> None:
         assert row.tokens[0] == best  # if none is accepted, that of the likeliest node
 
 
-def test_steps_without_a_draft_advance_the_place() -> None:
-    known = table({2: [4, 5, 6]})
-    session = NeighbourDrafter(known).open(REQUEST)
-    session.propose(at([1, 2]), 4)
-    session.observe(step(DraftTree.empty(), (), 7, [[7, 8, 9]]))
-    session.observe(step(DraftTree.empty(), (), 3, [[3, 8, 9]]))
-    session.propose(at([1, 2, 7, 3]), 0)
-    row = known.find((-1, -1, 7))
-    assert row is not None
-    assert row.tokens == [3, 8, 9]
-
-
 def test_rows_are_learned_from_the_prompt() -> None:
     session = NeighbourDrafter(k=2).open(REQUEST)
     top = torch.tensor([[3, 4, 9], [5, 6, 9], [7, 8, 9]])
