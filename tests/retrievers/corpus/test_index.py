@@ -100,14 +100,6 @@ def test_flushing_keeps_few_segments_and_every_document(tmp_path: Path) -> None:
         assert most <= 1 + 4
 
 
-def test_appended_text_is_flushed_automatically(tmp_path: Path) -> None:
-    with build(tmp_path / "c", flush_tokens=100) as store:
-        for row in rows(100):
-            store.append(row, scope="global")
-            assert store.info()["waiting"] <= 4 * 100 + 13
-    assert len(text_of(reopen(tmp_path / "c"))) == 100
-
-
 def test_a_hundred_thousand_answers_stay_bounded(tmp_path: Path) -> None:
     answers = np.random.default_rng(0).integers(0, 90, (100_000, 3)).astype(np.int32)
     most = 0

@@ -115,20 +115,15 @@ def test_containers_need_a_draft_prompt_if_a_part_does() -> None:
     assert not ContextDrafter().needs.draft_prompt and not engine(None).needs.draft_prompt
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ([5, 999], "draft_prompt has the token id 999"),
-        (7, "got int as draft_prompt"),
-        ([None], "draft_prompt has the token id None"),
-    ],
-)
-def test_bad_draft_prompts_are_refused(inputs: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        engine(Rapid(target())).generate(tiny.prompt(), draft_prompt=inputs)
-
-
-def test_several_prompts_or_no_model_are_refused() -> None:
+def test_bad_draft_prompts_and_no_model_are_refused() -> None:
+    wrong: dict[str, Any] = {
+        "draft_prompt has the token id 999": [5, 999],
+        "draft_prompt has the token id None": [None],
+        "got int as draft_prompt": 7,
+    }
+    for message, inputs in wrong.items():
+        with pytest.raises(InputError, match=message):
+            engine(Rapid(target())).generate(tiny.prompt(), draft_prompt=inputs)
     with pytest.raises(InputError, match="expected one prompt"):
         engine(None).generate([tiny.prompt(), tiny.prompt(seed=1)], draft_prompt=[5])
     with pytest.raises(InputError, match="no draft model"):

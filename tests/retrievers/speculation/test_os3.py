@@ -61,18 +61,6 @@ def test_the_plan_is_the_best_of_all() -> None:
         assert not (best < LEAST_GAIN and plan.overlapped)
 
 
-@pytest.mark.parametrize(("chance", "most"), [(0.99, MOST), (0.9, 13), (0.6, 7)])
-def test_strides_grow_with_the_chance_and_the_search(chance: float, most: int) -> None:
-    lengths = [
-        schedule(10.0, single, 0.0, chance, overlap=False).next().strides
-        for single in (0.1, 5.0, 20.0, 100.0, 1000.0)
-    ]
-    assert lengths == sorted(lengths)
-    assert lengths[0] == 1
-    assert lengths[-2] <= most
-    assert lengths[-1] > 3
-
-
 def test_no_speculation_if_each_query_costs_as_much_as_the_first() -> None:
     gated = schedule(20.0, 20.0, 20.0, 0.8, overlap=False)
     plans = [gated.next() for _ in range(2 * GLANCE)]
