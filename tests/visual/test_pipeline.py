@@ -37,19 +37,6 @@ def test_an_exact_rule_draws_as_plain_decoding(folder: Path, drafter: str, scale
     assert fast.stats.tv_excess == 0.0
 
 
-def test_an_image_depends_on_its_seed_alone(folder: Path) -> None:
-    pipe = opened(folder)
-    call: dict[str, Any] = {"class_labels": [1, 2], "num_images_per_prompt": 2}
-    four = pipe(**call, generator=dice())
-    one = pipe(class_labels=torch.tensor(1), generator=dice())
-    assert torch.equal(one.codes[0], four.codes[0])
-    listed = pipe(class_labels=[2, 1], generator=[dice(5), dice(1)])
-    assert torch.equal(listed.codes[1], one.codes[0])
-    assert listed.stats.seeds[1] == one.stats.seeds[0]
-    narrow = opened(folder, batch_size=1)(**call, generator=dice())
-    assert torch.equal(narrow.codes, four.codes)
-
-
 def test_output_types_are_those_of_diffusers(folder: Path) -> None:
     pipe = opened(folder)
     side = tiny_images.SIDE * 2

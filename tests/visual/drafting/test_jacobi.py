@@ -17,7 +17,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
 from ragspec.visual.drafting.jacobi import _RATES, _SECOND, Form, JacobiDrafter, JacobiSession
-from tests.support import image_models, tiny
+from tests.support import tiny
 from tests.support.distributions import Distributions, DistributionTarget, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.support.fixed import FixedDrafter
@@ -44,22 +44,6 @@ def test_the_coupled_form_writes_what_plain_decoding_writes(
     width: int | None, branches: int, settings: str, batch: int
 ) -> None:
     check_identity(JacobiDrafter(6, width=width, branches=branches), settings, batch, copies=False)
-
-
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_jacobi_drafts_change_no_image(scale: float) -> None:
-    instance = image_models.target(image_models.model("features"), scale)
-    sampling, whole = Sampling(temperature=1.0, top_k=12, seed=3), LONG | {"max_new_tokens": 16}
-    coupled, sampled = (JacobiDrafter(5, form, width=image_models.SIDE) for form in FORMS)
-    engine = Engine(instance, drafter=coupled, budget=5)
-    for row in range(image_models.CLASSES):
-        sample = engine.generate(instance.prompt(row), sampling, **whole)
-        assert sample.tokens == image_models.plain(instance.model, row, sampling, 3, scale=scale)
-        assert not sample.report.faults
-    other = Engine(instance, drafter=sampled, budget=5, rule="rejection")
-    sample = other.generate(instance.prompt(0), sampling, **whole)
-    assert len(sample.tokens) == 16
-    assert not sample.report.faults
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -150,8 +150,9 @@ def test_settings_of_probabilities_are_refused(
 def test_bad_names_and_models_are_refused(folder: Path) -> None:
     with pytest.raises(errors.UnknownNameError, match="Did you mean 'near'"):
         pipeline(folder, rule="neer")
-    with pytest.raises(errors.InputError, match="has no s; it takes r"):
-        pipeline(folder, rule="near", s=3)
+    for rule, takes in (("near", "r"), ("path", "no settings")):
+        with pytest.raises(errors.InputError, match=f"'{rule}' has no s; it takes {takes}"):
+            pipeline(folder, rule=rule, s=3)
     for wrong in ({"floor": 0.0}, {"floor": "a"}, {"steps": 2.5}, {"steps": "a"}):
         with pytest.raises(errors.InputError, match=f"{next(iter(wrong))}=.*expected a"):
             pipeline(folder, **wrong)

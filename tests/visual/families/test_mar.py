@@ -107,9 +107,11 @@ def test_the_callback_receives_each_iteration_and_may_end_the_call(folder: Path)
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"iterations": 10}, "iterations=10; expected .* from 1 to 9"),
-        ({"iterations": 0}, "iterations=0"),
-        ({"steps": 0}, "steps=0; expected .* from 2 to 1000"),
+        *(
+            ({"iterations": n}, f"iterations={n}; expected .* from 1 to 9")
+            for n in (0, 10, -1, 1.5)
+        ),
+        *(({"steps": n}, "expected .* from 2 to 1000") for n in (0, 1, 1001, -3, 2.5, True, "100")),
         ({"batch_size": 0}, "batch_size is 0"),
         *(({"floor": floor}, "expected a deviation from 0") for floor in (-0.1, 1.0, "much")),
         ({"drafter": "jacobi", "floor": 0.0}, "densities with floor 0; expected noise"),

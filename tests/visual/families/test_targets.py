@@ -91,44 +91,6 @@ def test_codes_beyond_the_picture_are_refused(kind: str) -> None:
         Engine(instance, None, drafter=None).generate(instance.prompt(0), max_new_tokens=COUNT + 1)
 
 
-@pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon"])
-def test_without_guidance_one_row_is_run(kind: str) -> None:
-    instance = target(kind, scale=1.0)
-    assert instance.copies == 1
-    plain = draw(Engine(instance, None, drafter=None), [1], Sampling())
-    drafter = NoisyTrees({tuple(instance.prompt(1)): plain[0]})
-    assert draw(Engine(instance, None, drafter=drafter, budget=4), [1], Sampling()) == plain
-
-
-@pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon"])
-def test_prompts_of_several_lengths_draw_what_each_draws_alone(kind: str) -> None:
-    """Padding is masked and has no positions, in prompts and in unconditional prompts."""
-    prompts = [*PROMPTS, [BOS, 11, 11, 13, 14, 15, 12, BOI], [BOS, BOI]]
-    none = [[BOS, BOI], NOTHING, [BOS, *[PAD] * 8, BOI], [BOS, 14, BOI]]
-    sampling = Sampling(temperature=1.0, seed=[1, 2, 3, 4])
-    together = target(kind, prompts=prompts, beside=none)
-    drafts = NoisyTrees({tuple(together.prompt(row)): [1] * COUNT for row in range(4)})
-    for drafters in (None, drafts):
-        result = draw(Engine(together, None, drafter=drafters, budget=5), [0, 1, 2, 3], sampling)
-        for row, (prompt, beside) in enumerate(zip(prompts, none, strict=True)):
-            alone = target(kind, prompts=[prompt], beside=[beside])
-            assert alone.condition_length == max(len(prompt), len(beside))
-            one = Sampling(temperature=1.0, seed=row + 1)
-            assert draw(Engine(alone, None, drafter=None), [0], one) == [result[row]]
-
-
-def test_every_row_of_emu3_ends_with_a_line_end() -> None:
-    instance = target("emu3")
-    assert isinstance(instance, Emu3Target)
-    for seed in range(4):
-        sampling = Sampling(temperature=3.0, seed=seed)
-        tokens = draw(Engine(instance, None, drafter=None), [0], sampling)[0]
-        assert [i for i, token in enumerate(tokens) if token == BOOK] == [2, 5, 8]
-        assert instance.raster is not None
-        codes = instance.raster.known(tokens)
-        assert len(codes) == 6 and max(codes) < BOOK
-
-
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="'emu3'; expected 'janus'"):
         JanusTarget(model("emu3"), PROMPTS, [NOTHING] * 2, raster=SQUARE)

@@ -150,18 +150,6 @@ def test_logits_of_a_tree_are_those_of_its_paths() -> None:
             pending = [[2], [2]]
 
 
-def test_guidance_is_combined_before_processors() -> None:
-    """The top-k of the conditional and of the guided distribution have different codes."""
-    model, scale = image_models.model(), 5.0
-    greedy = Sampling(temperature=1.0, top_k=2, logit_bias={4: 2.0}, seed=8)
-    sample = draw(engine_of(image_models.target(model, scale)), 0, greedy, 6).tokens
-    assert sample == image_models.plain(model, 0, greedy, 8, scale=scale, count=6)
-    for index, code in enumerate(sample):
-        distribution = image_models.guided(model, 0, sample[:index], scale)[-1]
-        distribution[4] += 2.0
-        assert code in distribution.topk(2).indices
-
-
 def test_a_pair_costs_one_forward_and_scale_one_no_pair() -> None:
     assert image_models.target(image_models.model(), 1.0).copies == 1
     target = image_models.target(image_models.model(), 2.0)
