@@ -45,16 +45,12 @@ def test_a_rule_without_settings_takes_the_measured_ones(folder: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 2, "rules": {}}', '{"format": 1, "rules": {"lantern": 3}}']
+    "text",
+    ["", "[]", "{}", '{"format": 2, "rules": {}}', '{"format": 1, "rules": {"lantern": 3}}']
+    + ['{"format": 1, "rules": {"lantern": {"settings": {"delta": "much"}}}}'],
 )
 def test_a_broken_file_is_refused(folder: Path, text: str) -> None:
     (folder / RELAXATION).write_text(text)
     with pytest.raises(ModelError, match="--tune"):
         rule_of(folder, "lantern")
     rule_of(folder, "lantern", delta=0.2)  # settings of the caller: the file is not read
-
-
-def test_settings_are_numbers(folder: Path) -> None:
-    write_settings(folder / RELAXATION, lantern={"delta": "much"})
-    with pytest.raises(ModelError, match="much"):
-        rule_of(folder, "lantern")

@@ -13,27 +13,11 @@ from ragspec.sampling.stopping import StopRule, StopState
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.rules import Aligned, Horizon, Near, Path
-from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
-from tests.support import plain_mar, tiny_masked
 from tests.support.masked_distributions import FLOOR, SCALE, STEPS, accepted, model, plain, sampled
 
 RULES = (Near(0.3), Aligned(), Horizon(2), Path())
-
-
-@torch.no_grad()
-def test_prefixes_of_unequal_length_are_those_that_are_read_alone(tmp_path: Any) -> None:
-    instance: MaskedModel = tiny_masked.model(tmp_path)
-    dice = torch.Generator().manual_seed(0)
-    latents = torch.randn(4, instance.places, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
-    order = torch.rand(4, instance.places, generator=dice).argsort(-1)
-    condition, counts = instance.condition(torch.tensor([0, 1, 2, 1])), torch.tensor([5, 0, 8, 3])
-    result = instance.states(latents, order[:, :8], condition, counts)
-    for row, count in enumerate(counts.tolist()):
-        one = slice(row, row + 1)
-        alone = instance.states(latents[one], order[one, :count], condition[one])
-        assert torch.allclose(result[one], alone, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1.0, SCALE])

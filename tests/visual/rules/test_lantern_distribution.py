@@ -9,9 +9,7 @@ import pytest
 from ragspec.rules.base import Rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
-from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
-from tests.ragspec.rules.test_walk import plain
 from tests.support import codes
 from tests.support.distributions import Distributions, DistributionTarget, Grow, emitted
 from tests.support.enumeration import enumerate_outcomes
@@ -90,14 +88,3 @@ def test_acceptance_grows_with_k_delta_and_lam(tree: Grow) -> None:
             total.append([len(distributions.judge(rule, draft, noise).path) for rule in chain])
             assert total[-1] == sorted(total[-1])
         assert sum(row[0] for row in total) < sum(row[-1] for row in total)
-
-
-def test_drafted_codes_are_emitted_as_themselves() -> None:
-    # The mass of a drafted sibling does not move to another drafted code near it.
-    distributions = Distributions(CODES, 2)
-    every = DraftTree.build(range(CODES), [-1] * CODES, "all")
-    for seed in range(30):
-        noise = NoiseStream(seed)
-        verdict = distributions.judge(Lantern(TABLE, delta=0.9), every, noise)
-        assert emitted(every, verdict)[0] == plain(distributions, noise, 1)[0]
-        assert verdict.excess[0] == 0.0

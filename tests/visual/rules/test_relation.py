@@ -47,19 +47,6 @@ def test_related_codes_are_the_longest_prefix_in_the_bound(seed: int, code: int,
             assert relaxed[code] <= 2.5 * p[code] + 1e-12
 
 
-@pytest.mark.parametrize("kind", ["k", "delta", "lam"])
-def test_more_relaxation_relates_more(kind: str) -> None:
-    for seed, code in itertools.product(range(20), range(0, CODES, 5)):
-        p = distribution(seed)
-        chains: dict[str, list[RelaxedWalk]] = {
-            "k": [Lantern(TABLE, k, 0.3) for k in range(0, 21, 4)],
-            "delta": [Lantern(TABLE, 20, d) for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
-            "lam": [LanternPlus(TABLE, 20, x) for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
-        }
-        for less, more in itertools.pairwise([rule.related(code, p) for rule in chains[kind]]):
-            assert less.tolist() == more.tolist()[: len(less)]
-
-
 def test_delta_and_lam_have_limits_of_their_kind() -> None:
     p = distribution(0)
     code = int(p.argmax())
@@ -69,15 +56,6 @@ def test_delta_and_lam_have_limits_of_their_kind() -> None:
         Lantern(TABLE, 5, 5.0)
     with pytest.raises(InputError, match=r"lam=0\.5.*lantern"):
         LanternPlus(TABLE, 5, 0.5)
-
-
-def test_rules_that_relate_no_codes_do_not_relax() -> None:
-    for rule in (Lantern(TABLE, 0, 0.5), Lantern(TABLE, 5, 0.0), LanternPlus(TABLE, 5, 1.0)):
-        assert not rule.relaxes
-    assert not LanternPlus(TABLE, 0, 9.0).relaxes
-    assert Lantern(TABLE, 1, 0.1).relaxes
-    assert not GSD(CodePartition(np.arange(CODES, dtype=np.int32))).relaxes
-    assert GSD(CodePartition(np.zeros(CODES, np.int32))).relaxes
 
 
 def test_a_cluster_is_related_whatever_it_weighs() -> None:

@@ -11,7 +11,7 @@ from ragspec.errors import InputError, RuleError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
-from ragspec.visual.latents.rules import Aligned, Horizon, Near, Path, make_latent_rule
+from ragspec.visual.latents.rules import Aligned, Horizon, Near, Path
 from ragspec.visual.latents.sampler import LatentSample
 from ragspec.visual.latents.target import MOST_LATENTS, LatentTable
 from tests.support import tiny
@@ -98,14 +98,6 @@ def test_rules_of_the_other_kind_are_refused() -> None:
         Engine(tiny.model(), tiny.tokenizer(), None, small, rule=Near(0.1))
     with pytest.raises(RuleError, match="needs tables of probabilities"):
         generate("rejection", JacobiDrafter(4, "sampled", width=3))
-
-
-def test_rules_are_created_by_name_and_refuse_foreign_settings() -> None:
-    for rule in RULES:
-        assert type(make_latent_rule(rule.name)) is type(rule)
-        assert make_latent_rule(rule.name).name == rule.name
-    with pytest.raises(InputError, match="'path' has no s; it takes no settings"):
-        make_latent_rule("path", s=3)
 
 
 def test_the_table_of_latents_is_limited() -> None:
