@@ -1,6 +1,5 @@
 """The tensors and the configuration in a folder of a draft head, before their layout is known."""
 
-import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -172,7 +171,9 @@ def load_pickle(path: Path, *, mmap: bool = False) -> Any:
     """Return the tensors and plain values in a pickle; raise ValueError for other objects."""
     try:
         return torch.load(path, "cpu", weights_only=True, mmap=mmap)
-    except pickle.UnpicklingError:  # torch advises to load such a file without the check
+    except Exception as error:  # torch advises to load a file that could run code
+        if isinstance(error, OSError | MemoryError):
+            raise
         raise ValueError(f"{path.name} is damaged, or holds objects that could run code") from None
 
 

@@ -26,12 +26,11 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     """Return the head of a folder; see `files.read_head`."""
     config, names = checkpoint.config, set(checkpoint.names)
     state = checkpoint.state(NAMES | {"midlayer.": "layers.layers.0."}, names)
-    third = any(name.startswith("midlayer.") for name in names)
     layers = layer_settings(config, names)
     inputs = state["fc.weight"].shape[1]
     settings: dict[str, Any] = {"embedding_size": inputs - size_of(layers, "hidden_size")}
     settings["bias"] = "fc.bias" in names or bool(config.get("bias"))  # EAGLE-3 has none
-    if third:
+    if any(name.startswith("midlayer.") for name in names):
         name = "eagle_aux_hidden_state_layer_ids"
         taps = taps_at(part_of(config, "eagle_config", dict), name, after=1)
         taps = taps or taps_at(config, name) or default_taps(target)

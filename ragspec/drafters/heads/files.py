@@ -22,6 +22,7 @@ from ragspec.models.quantized import BLOCK, in_blocks
 from ragspec.verification.causal import CausalTarget
 
 LAYOUTS = (speculators, medusa, dflash, eagle, mtp)
+_FLOATS = {str(each): each for each in (torch.float64, torch.float32, torch.bfloat16, torch.half)}
 
 
 def holds_head(folder: Path) -> bool:
@@ -52,14 +53,13 @@ def head_of(weights: HeadWeights, folder: Path | str) -> DraftHead:
     Raises:
         ModelError: A tensor is missing, left over or of another size, in that folder.
     """
-    config, state = weights
     with refuse_damage(folder):
-        if (layers := config.layers.get("num_hidden_layers", 0)) > len(state):
-            raise ValueError(f"its num_hidden_layers is {layers}, and it has {len(state)} tensors")
+        if (layers := weights.config.layers.get("num_hidden_layers", 0)) > len(weights.state):
+            raise ValueError(f"num_hidden_layers is {layers}, with {len(weights.state)} tensors")
         with torch.device("meta"):  # compares sizes, for which there may be no memory
-            unset_head(config).load_state_dict(state, assign=True)
-        head = unset_head(config)
-        head.load_state_dict(state)
+            unset_head(weights.config).load_state_dict(weights.state, assign=True)
+        head = unset_head(weights.config)
+        head.load_state_dict(weights.state)
         return head.eval()
 
 
@@ -111,7 +111,7 @@ def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | str | No
     small, name = dtype == "int8", str(dtype).removeprefix("torch.")
     if not (dtype is None or small or name in DTYPES):
         raise InputError(f"Expected int8, {', '.join(DTYPES)} as dtype, got {dtype!r}. Use one.")
-    kind = None if dtype is None else getattr(torch, "bfloat16" if small else DTYPES[name])
+    kind = torch.bfloat16 if small else _FLOATS.get(f"torch.{DTYPES.get(name)}")
     tensors = dict[str, torch.Tensor]()
     for name, value in weights.items():
         value = value.detach()

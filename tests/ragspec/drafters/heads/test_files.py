@@ -231,7 +231,7 @@ def test_a_wrong_index_is_refused(index: dict[str, Any], message: str, tmp_path:
         ("medusa", {"3.0.linear.weight": torch.zeros(H, H)}, "linear"),
         ("medusa", {"1.1.weight": None}, "blocks.2|size|slots"),
         ("eagle1 with a bias", {"fc.bias": None}, "fc.bias"),
-        ("eagle3", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and it has 14"),
+        ("eagle3", {"num_hidden_layers": 10**9}, r"layers is 1000000000, with 14 tensors\)"),
         ("eagle3", {"num_hidden_layers": 13}, r"Missing key.* \[\.\.\.\]\); fetch"),
         ("eagle3", {"intermediate_size": 10**9}, r"size mismatch for .*gate_proj.* 64\]"),
         ("eagle3", {"eagle_config": [3]}, r"its eagle_config is \[3\], no object"),
