@@ -104,8 +104,11 @@ class FixedStep(Generic[Outputs]):
 
     def __init__(self, rows: int, width: int, device: torch.device, name: str) -> None:
         self.packet = torch.zeros(rows, width, dtype=torch.int64, device=device)
-        # Not bound: a cycle would hold the buffers.
-        self._run: Callable[..., Any] = private_code(type(self).run, name)
+        # Not bound, as a cycle would hold the buffers; with a code object of its own, by which
+        # dynamo counts shapes.
+        run: Any = type(self).run
+        code, scope = run.__code__.replace(co_name=name), run.__globals__
+        self._run: Callable[..., Any] = FunctionType(code, scope, name, None, run.__closure__)
         # Pinned once: pinning memory for every call would cost more than the copy.
         self._staged = torch.empty(
             rows, width, dtype=torch.int64, device="cpu", pin_memory=pins(device)
@@ -163,12 +166,6 @@ class FixedStep(Generic[Outputs]):
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._outputs = self.outputs()
         return graph
-
-
-def private_code(function: Callable[..., object], name: str) -> FunctionType:
-    """Return a copy of a function with its own code object, by which dynamo counts shapes."""
-    code, names = function.__code__.replace(co_name=name), function.__globals__
-    return FunctionType(code, names, name, function.__defaults__, function.__closure__)
 
 
 class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
@@ -273,26 +270,23 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
         Returns:
             The new packet.
         """
+        assert self._distributions is not None
+        n, choose = self.shape.queries, self._distributions.choose
         try:
-            return self._again(packet, logits)
+            tokens, parents, above = (self.packet[:, i * n : (i + 1) * n] for i in range(3))
+            layout = lay_out(above, self.packet[:, 3 * n], self._counters, self._columns)
+            before, chosen, bits = (packet[:, i * n : (i + 1) * n] for i in range(3))
+            indices = self.packet[:, 3 * n + 1, None] + layout.level
+            resolved, _ = choose(logits, indices, tokens, layout.see, whole=True)
+            chosen = torch.where(chosen < 0, resolved, chosen)
+            if n == 1:
+                return torch.cat([before, chosen, bits], -1)
+            accepted = walk(layout, tokens, parents, chosen)
+            places = accepted_first(before).argsort(-1)  # the current slot of each query
+            source = places.gather(1, accepted_first(accepted))
+            compact(self._buffers, layout.columns.gather(1, source), layout.columns)
+            return torch.cat([accepted, chosen, bits], -1)
         except Exception as error:
             if out_of_memory(error):
                 return packet
             raise
-
-    def _again(self, packet: Tensor, logits: Tensor) -> Tensor:
-        assert self._distributions is not None
-        n = self.shape.queries
-        tokens, parents, above = (self.packet[:, i * n : (i + 1) * n] for i in range(3))
-        layout = lay_out(above, self.packet[:, 3 * n], self._counters, self._columns)
-        before, chosen, bits = (packet[:, i * n : (i + 1) * n] for i in range(3))
-        indices = self.packet[:, 3 * n + 1, None] + layout.level
-        resolved, _ = self._distributions.choose(logits, indices, tokens, layout.see, whole=True)
-        chosen = torch.where(chosen < 0, resolved, chosen)
-        if n == 1:
-            return torch.cat([before, chosen, bits], -1)
-        accepted = walk(layout, tokens, parents, chosen)
-        places = accepted_first(before).argsort(-1)  # the current slot of each query
-        source = places.gather(1, accepted_first(accepted))
-        compact(self._buffers, layout.columns.gather(1, source), layout.columns)
-        return torch.cat([accepted, chosen, bits], -1)
