@@ -37,8 +37,7 @@ class BudgetSession:
     def allowance(self, length: int, rows: int = 1) -> int:
         """Return how many nodes may be proposed after `length` tokens; 0 = do not draft.
 
-        Args:
-            rows: Sequences that share the forward.
+        The sequence shares its forward with others, `rows` in all.
         """
         return self.size
 
@@ -78,11 +77,7 @@ class BudgetPolicy(ABC):
 
     @abstractmethod
     def open(self, cost: ForwardCost | None = None) -> BudgetSession:
-        """Return the budget of one sequence.
-
-        Args:
-            cost: That of the target's forwards, None if unknown.
-        """
+        """Return the budget of one sequence, given the cost of the target's forwards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,11 +68,9 @@ _ADVICE = "Use a decoder-only model: anything that AutoModelForCausalLM loads an
 
 
 def check_config(config: PreTrainedConfig) -> None:
-    """Refuse an architecture that its transformers configuration shows to be unsupported.
+    """Raise UnsupportedModelError if a configuration shows that its model is unsupported.
 
-    Raises:
-        UnsupportedModelError: It is an encoder, an encoder-decoder or recurrent throughout, or its
-            cache forgets visible keys. The message has the reason and the remedy.
+    It may be an encoder, an encoder-decoder or recurrent throughout, or forget visible keys.
     """
     for reason in _faults(config):
         raise _refused(getattr(config, "model_type", type(config).__name__), reason)
@@ -100,11 +98,10 @@ def _faults(config: PreTrainedConfig) -> Iterator[str]:
 
 
 def check_scope(model: PreTrainedModel) -> None:
-    """Refuse an unsupported model object.
+    """Raise UnsupportedModelError for an unsupported model object.
 
-    Raises:
-        UnsupportedModelError: It is no transformers model, `check_config` refuses it, it lacks a
-            language-model head or a KV cache, or its adapter adds virtual tokens.
+    It may be no transformers model, lack a language-model head or a KV cache, or have an adapter
+    that adds virtual tokens, or `check_config` refuses it.
     """
     config, reason = getattr(model, "config", None), ""
     if config is None or not hasattr(model, "get_input_embeddings"):

@@ -57,8 +57,7 @@ class Descent(Rule):
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it.
 
-        Raises:
-            RuleError: The tree is refused, see `check_draws`, or a draft token has q = 0.
+        Raise RuleError for a tree that `check_draws` refuses, or a draft token with q = 0.
         """
         check_draws(self, tree, self.chain)
         tokens = tree.tokens.tolist()
@@ -118,11 +117,7 @@ class WithoutReplacement(MultiStep):
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> float:
-    """Return p(token) / q(token).
-
-    Raises:
-        RuleError: q(token) is zero or NaN, so the token was not drawn from q.
-    """
+    """Return p(token) / q(token); raise RuleError if q(token) is 0 or NaN: q never drew it."""
     chance = float(q[token])
     if not chance > 0.0:
         raise RuleError(
@@ -154,8 +149,7 @@ def draw(distribution: Tensor, noise: NoiseStream, index: int) -> int:
 def draft_distribution(tree: DraftTree, node: int, like: Tensor) -> Tensor:
     """Return q after the node [V], with the dtype and device of the target's distribution `like`.
 
-    Raises:
-        RuleError: The two vocabularies differ.
+    Raise RuleError if the two vocabularies differ.
     """
     assert tree.q is not None  # see `check_draws`
     if tree.q.shape[1] != len(like):
@@ -170,10 +164,7 @@ def draft_distribution(tree: DraftTree, node: int, like: Tensor) -> Tensor:
 def check_draws(rule: Rule, tree: DraftTree, chain: bool = False) -> None:
     """Raise RuleError for a tree of another kind than the rule accepts, or without its q.
 
-    A tree without nodes passes.
-
-    Args:
-        chain: Whether every node must continue the one before it.
+    A tree without nodes passes. With `chain`, every node must continue the one before it.
     """
     if len(tree) == 0:
         return

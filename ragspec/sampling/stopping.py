@@ -146,11 +146,7 @@ def repeats(tokens: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EndRepetition:
-    """A stopping criterion that ends a text once it repeats itself, see `repeats`.
-
-    Args:
-        prompt: Number of tokens before the text.
-    """
+    """A stopping criterion that ends the text after `prompt` tokens once it repeats itself."""
 
     prompt: int
 

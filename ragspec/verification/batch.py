@@ -109,8 +109,7 @@ class Batch:
     def parts(self, key: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values of each sequence, in the layer that returned `key`.
 
-        Raises:
-            KeyError: The model has changed the keys before it attends.
+        Raise KeyError if the model has changed the keys before it attends.
         """
         return self._parts[id(key)][1]
 
@@ -124,11 +123,7 @@ class Batch:
         return mark
 
     def masks(self, mark: Tensor | None) -> list[Tensor | None]:
-        """Return the mask of each sequence.
-
-        Raises:
-            KeyError: The model has changed the mask.
-        """
+        """Return the mask of each sequence; raise KeyError if the model has changed the mark."""
         return [None] * len(self.rows) if mark is None else self._masks[id(mark)][1]
 
     def advance(self) -> None:

@@ -112,11 +112,7 @@ def load_target(
 
 
 def probe_again(target: CausalTarget) -> None:
-    """Probe a model again that was cast or quantised since the last probe.
-
-    Raises:
-        UnsupportedModelError: The probe refuses the model as it is now.
-    """
+    """Probe a model again that was cast or quantised; raise UnsupportedModelError if it fails."""
     fresh = CausalTarget(target.model)
     with as_loaded(fresh.device):
         verdict = probe(fresh)

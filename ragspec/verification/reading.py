@@ -84,8 +84,7 @@ class Taps:
     def of(cls, model: nn.Module, head: nn.Module, taps: Iterable[int]) -> Self:
         """Return the taps of a model with these numbers; see `Needs.hidden_states`.
 
-        Raises:
-            UnsupportedModelError: The model has no such layer.
+        Raise UnsupportedModelError if the model has no such layer.
         """
         layers = [] if set(taps) == {LAST} else decoder_layers(model)
         for tap in taps:

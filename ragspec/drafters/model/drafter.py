@@ -182,11 +182,7 @@ def pick_static(mode: str, followed: str, device: torch.device) -> str:
 
 
 def draft_target(model: Model) -> CausalTarget:
-    """Return a `CausalTarget` over a model that can draft.
-
-    Raises:
-        UnsupportedModelError: Drafts could not be removed from the model's cache.
-    """
+    """Return a target over a model; raise UnsupportedModelError if its cache cannot drop drafts."""
     if isinstance(model, CausalTarget):
         target = model
     else:

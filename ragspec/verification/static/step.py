@@ -259,16 +259,10 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
 
     @torch.no_grad()
     def again(self, packet: Tensor, logits: Tensor) -> Tensor:
-        """Resolve the uncertain tokens of the last call, by filters over the whole vocabulary.
+        """Return the packet of the last call with its uncertain tokens resolved.
 
-        The accepted paths are extended accordingly. Without memory for that the packet is
-        unchanged, and the host resolves node by node.
-
-        Args:
-            packet, logits: The output of the last call.
-
-        Returns:
-            The new packet.
+        The accepted paths are extended accordingly. Filters look at the whole vocabulary.
+        Without memory for that the packet is unchanged, and the host resolves node by node.
         """
         assert self._distributions is not None
         n, choose = self.shape.queries, self._distributions.choose
