@@ -92,7 +92,7 @@ def test_end_tokens_come_from_the_generation_config_first() -> None:
         ({"stopping_criteria": "x"}, "stopping_criteria is 'x'"),
         *(({name: "no"}, f"{name} is 'no'") for name in ("ignore_eos", "ignore_defaults", "spans")),
         *(({"stop_token_ids": n}, f"stop_token_ids is {n}") for n in (3, 0, np.array(0))),
-        *(({"texts": wrong}, "texts is .*; expected a list of SourceText") for wrong in (5, ["x"])),
+        *(({"texts": wrong}, "texts is .*; expected a list of .*Text") for wrong in (5, ["x"])),
         *(({"spans": wrong}, "spans is .*; expected a list of") for wrong in (5, [5], [(1, 2)])),
         *(({"spans": [(*at, 0, 0)]}, "the prompt, 0 to 3") for at in ((-1, 2), (2, 1), (0, 4))),
         *(({"transform": wrong}, "expected a Transform") for wrong in (3, Transform, "knn")),
