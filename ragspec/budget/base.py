@@ -37,7 +37,8 @@ class BudgetSession:
     def allowance(self, length: int, rows: int = 1) -> int:
         """Return how many nodes may be proposed after `length` tokens; 0 = do not draft.
 
-        The sequence shares its forward with others, `rows` in all.
+        Args:
+            rows: Sequences that share the forward.
         """
         return self.size
 
@@ -77,7 +78,11 @@ class BudgetPolicy(ABC):
 
     @abstractmethod
     def open(self, cost: ForwardCost | None = None) -> BudgetSession:
-        """Return the budget of one sequence, given the cost of the target's forwards."""
+        """Return the budget of one sequence.
+
+        Args:
+            cost: That of the target's forwards, None if unknown.
+        """
 
 
 @dataclass(frozen=True, slots=True)

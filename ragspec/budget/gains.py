@@ -45,7 +45,9 @@ class Gain:
     def allows(self, rate: float, plain: float) -> bool:
         """Return whether a trial pays, or is due although it does not seem to pay.
 
-        The price of time is `rate` tokens per millisecond; a plain step takes `plain` milliseconds.
+        Args:
+            rate: Tokens per millisecond, the price of time.
+            plain: Milliseconds of a plain step.
         """
         # Gains are rare and large: a run of misses would close a paying source for long.
         count = min(self.trials, 2.0 / FADING - 1.0)  # the trials that a fading mean rests on

@@ -138,7 +138,11 @@ class GoodputSession(BudgetSession):
         return Offer(self, tree, order, accept_prob, list(accumulate(accept_prob, initial=0.0)))
 
     def take(self, offer: "Offer", size: int, price: float) -> DraftTree:
-        """Return the first `size` nodes of a draft; learn its gain at a node's price in tokens."""
+        """Return the first `size` nodes of a draft, and learn its gain.
+
+        Args:
+            price: The time of verifying a node, in tokens.
+        """
         if self._bucket:
             self.gain.learn(offer.gains[size] - price * size)
             self.gain.learn_size(self._bucket, bisect_right(BUCKETS, size) - 1)
@@ -247,7 +251,10 @@ def fit_together(
 def _best_sizes(offers: Sequence[Offer], drafting: float) -> tuple[list[int], float]:
     """Return the nodes of each draft that give most tokens less time, and the price of a node.
 
-    Time is priced at the best rate of any size of this forward. All drafts took `drafting` ms.
+    Time is priced at the best rate of any size of this forward.
+
+    Args:
+        drafting: The milliseconds of all drafts.
     """
     session = max((offer.session for offer in offers), key=lambda each: each.length)
     rows = session.rows
@@ -302,7 +309,9 @@ class AutoBudget(BudgetPolicy):
 def make_budget(spec: int | str | BudgetPolicy) -> BudgetPolicy:
     """Return the policy for "auto" or a number of nodes; a policy is returned as it is.
 
-    Raise InputError for a number below 0 and UnknownNameError for another word.
+    Raises:
+        InputError: The number is below 0.
+        UnknownNameError: The word is another.
     """
     if isinstance(spec, str) and spec.strip().lstrip("-").isdecimal():
         spec = int(spec)

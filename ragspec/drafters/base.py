@@ -211,7 +211,11 @@ class Ratio:
     claimed: float = 0.0
 
     def learn(self, claim: float, hit: bool, decay: float) -> None:
-        """Add a claimed acceptance probability and its outcome; earlier counts fade by a factor."""
+        """Add one claim, an acceptance probability, and its outcome.
+
+        Args:
+            decay: Factor on the earlier counts.
+        """
         self.accepted = self.accepted * decay + hit
         self.claimed = self.claimed * decay + claim
 

@@ -100,7 +100,8 @@ def model_drafter(
 ) -> ModelDrafter:
     """Return the drafter over a model with the target's vocabulary; see `build_drafter`.
 
-    A model by path or name runs as the target would, on ONNX Runtime where that can run it.
+    Args:
+        target: A model by path or name runs as it would, on ONNX Runtime where that can run it.
     """
     from ragspec.drafters.model.drafter import ModelDrafter as AnyDrafter
     from ragspec.verification.open import load_target

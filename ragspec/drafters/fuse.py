@@ -78,7 +78,11 @@ def match_drafter(drafter: Drafter, offered: Capabilities) -> None:
 
 
 def required_transform(drafter: Drafter | None) -> "Transform | None":
-    """Return the transform that a drafter, or one in it, requires; raise InputError for several."""
+    """Return the transform that a drafter, or one that it contains, requires; None without any.
+
+    Raises:
+        InputError: Several drafters require one.
+    """
     parts = () if drafter is None else within(drafter)
     transforms = [each.transform for each in parts if each.transform is not None]
     if len(transforms) > 1:

@@ -84,8 +84,10 @@ def render_chat(tokenizer: Tokenizer, turns: Sequence[Message], /, **options: ob
     """Return turns in the chat template, followed by the beginning of an answer.
 
     If the last turn is the assistant's, the answer goes on after its text. Options are those of
-    `apply_chat_template`, such as variables of the template. Raise InputError if the template
-    refuses the turns.
+    `apply_chat_template`, such as variables of the template.
+
+    Raises:
+        InputError: The template refuses the turns.
     """
     last = turns[-1]
     open_turn = last["role"] == "assistant" and not last.get("tool_calls")

@@ -16,9 +16,10 @@ from ragspec.models.checks import DTYPES, check_device, check_dtype
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return a usable device; raise InputError if torch does not know it or the machine lacks it.
+    """Return a usable device. "auto" is the accelerator if there is one, else the CPU.
 
-    "auto" is the accelerator if there is one, else the CPU.
+    Raises:
+        InputError: torch does not know the name, or the machine lacks the device.
     """
     if device == "auto":
         return torch.accelerator.current_accelerator(True) or torch.device("cpu")
@@ -149,8 +150,13 @@ def pick_dtype(
     """Return the `dtype` argument for transformers.
 
     "auto" keeps the checkpoint's dtype on an accelerator and selects float32 on a CPU. There
-    float32 is exact to the last token, and no slower for small batches. For an unknown name, raise
-    InputError, whose message lists the caller's `others` too.
+    float32 is exact to the last token, and no slower for small batches.
+
+    Args:
+        others: Names that the caller also takes, for the message.
+
+    Raises:
+        InputError: The name is unknown.
     """
     if isinstance(dtype, torch.dtype):
         return dtype

@@ -157,8 +157,10 @@ def read_gguf(file: Path, weights: Mapping[str, object]) -> tuple[PreTrainedMode
 def _set_rope(config: PreTrainedConfig, file: Path) -> None:
     """Set how a GGUF file scales rotary positions, which transformers does not read.
 
-    Llama 3 has divisors of frequencies, which must be those of its usual scaling. For another
-    kind, raise UnsupportedModelError.
+    Llama 3 has divisors of frequencies, which must be those of its usual scaling.
+
+    Raises:
+        UnsupportedModelError: The scaling is of another kind.
     """
     from gguf import GGUFReader
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

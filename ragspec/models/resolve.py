@@ -152,8 +152,10 @@ def fingerprint(folder: Path) -> tuple[str, str]:
     """Return the SHA-256 of a folder's weights with their config, and of its tokenizer.
 
     They depend on file names and contents, not on times or the folder's name. Every file is read
-    once; without one of a tokenizer its hash is "". Raise ModelNotFoundError if the folder has no
-    safetensors weights.
+    once; without one of a tokenizer its hash is "".
+
+    Raises:
+        ModelNotFoundError: The folder has no safetensors weights.
     """
     weights = _files(folder, (*_WEIGHTS, "config.json", "modules.json"))
     if not any(path.suffix == ".safetensors" for path in weights):

@@ -68,9 +68,11 @@ _ADVICE = "Use a decoder-only model: anything that AutoModelForCausalLM loads an
 
 
 def check_config(config: PreTrainedConfig) -> None:
-    """Raise UnsupportedModelError if a configuration shows that its model is unsupported.
+    """Refuse an architecture that its transformers configuration shows to be unsupported.
 
-    It may be an encoder, an encoder-decoder or recurrent throughout, or forget visible keys.
+    Raises:
+        UnsupportedModelError: It is an encoder, an encoder-decoder or recurrent throughout, or its
+            cache forgets visible keys. The message has the reason and the remedy.
     """
     for reason in _faults(config):
         raise _refused(getattr(config, "model_type", type(config).__name__), reason)
@@ -98,10 +100,11 @@ def _faults(config: PreTrainedConfig) -> Iterator[str]:
 
 
 def check_scope(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError for an unsupported model object.
+    """Refuse an unsupported model object.
 
-    It may be no transformers model, lack a language-model head or a KV cache, or have an adapter
-    that adds virtual tokens, or `check_config` refuses it.
+    Raises:
+        UnsupportedModelError: It is no transformers model, `check_config` refuses it, it lacks a
+            language-model head or a KV cache, or its adapter adds virtual tokens.
     """
     config, reason = getattr(model, "config", None), ""
     if config is None or not hasattr(model, "get_input_embeddings"):

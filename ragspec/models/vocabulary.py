@@ -33,11 +33,14 @@ def check_vocabulary(
     target_size: int,
     draft_size: int,
 ) -> None:
-    """Raise TokenizerMismatchError for a draft model with another vocabulary than the target's.
+    """Refuse a draft model with another vocabulary than the target's.
 
     Every id that both tokenizers have must stand for the same token. Special tokens may have
     different names, and the models may pad their vocabularies to different sizes. If a tokenizer
     is None, only the sizes are compared.
+
+    Raises:
+        TokenizerMismatchError: The vocabularies differ.
     """
     if tokenizer is None or other is None:
         if target_size != draft_size:

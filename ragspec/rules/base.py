@@ -71,7 +71,11 @@ class Rule(ABC):
 
 
 def expect_rule(rule: object) -> Rule:
-    """Return the rule unchanged; raise InputError for another object, a class included."""
+    """Return the rule unchanged.
+
+    Raises:
+        InputError: The object is no rule, or a class instead of an instance.
+    """
     if isinstance(rule, Rule):
         return rule
     raise InputError(f"got rule={rule!r}; expected a name such as 'walk', or a Rule.")

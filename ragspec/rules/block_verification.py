@@ -35,7 +35,10 @@ class Block(Rule):
         """Return the accepted path and the token that follows it.
 
         The rule reads the distributions after the root and after all nodes, up to the one that
-        ends the text. Raise RuleError for a tree with branches or without distributions q.
+        ends the text.
+
+        Raises:
+            RuleError: The tree is no chain, or has no distributions q.
         """
         check_draws(self, tree, chain=True)
         ended = next((node for node in range(len(tree)) if target.ends(node)), None)

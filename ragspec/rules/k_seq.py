@@ -40,9 +40,13 @@ class KSeq(Descent):
 
 
 def division_factor(p: Tensor, q: Tensor, k: int) -> float:
-    """Return the smallest rho in [1, k] that leaves p f64 [V] non-negative after k tries of q.
+    """Return the smallest rho in [1, k] that leaves p non-negative after k tries.
 
     The value lies above the root by at most k * 2^-32, so the distribution stays exact.
+
+    Args:
+        p, q: Distributions of target and draft, f64 [V].
+        k: Number of children.
     """
     low, high = 1.0, float(k)
     if _spare(p, q, k, low) >= 0.0:

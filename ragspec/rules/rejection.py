@@ -57,7 +57,8 @@ class Descent(Rule):
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it.
 
-        Raise RuleError for a tree that `check_draws` refuses, or a draft token with q = 0.
+        Raises:
+            RuleError: The tree is refused, see `check_draws`, or a draft token has q = 0.
         """
         check_draws(self, tree, self.chain)
         tokens = tree.tokens.tolist()
@@ -117,7 +118,11 @@ class WithoutReplacement(MultiStep):
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> float:
-    """Return p(token) / q(token); raise RuleError if q(token) is 0 or NaN: q never drew it."""
+    """Return p(token) / q(token).
+
+    Raises:
+        RuleError: q(token) is zero or NaN, so the token was not drawn from q.
+    """
     chance = float(q[token])
     if not chance > 0.0:
         raise RuleError(
@@ -149,7 +154,8 @@ def draw(distribution: Tensor, noise: NoiseStream, index: int) -> int:
 def draft_distribution(tree: DraftTree, node: int, like: Tensor) -> Tensor:
     """Return q after the node [V], with the dtype and device of the target's distribution `like`.
 
-    Raise RuleError if the two vocabularies differ.
+    Raises:
+        RuleError: The two vocabularies differ.
     """
     assert tree.q is not None  # see `check_draws`
     if tree.q.shape[1] != len(like):
@@ -164,7 +170,10 @@ def draft_distribution(tree: DraftTree, node: int, like: Tensor) -> Tensor:
 def check_draws(rule: Rule, tree: DraftTree, chain: bool = False) -> None:
     """Raise RuleError for a tree of another kind than the rule accepts, or without its q.
 
-    A tree without nodes passes. With `chain`, every node must continue the one before it.
+    A tree without nodes passes.
+
+    Args:
+        chain: Whether every node must continue the one before it.
     """
     if len(tree) == 0:
         return

@@ -165,7 +165,11 @@ class TokenDistribution:
         return scores
 
     def select(self, scores: Tensor, indices: Sequence[int]) -> Tensor:
-        """Return the tokens i64 [R] of processed scores [R, V] with the noise of these indices."""
+        """Return the token of each of R nodes: processed scores [R, V] -> i64 [R].
+
+        Args:
+            indices: The generated index of each token, which fixes its noise.
+        """
         if self.sampling.greedy:
             return best_token(scores)
         perturbed, tokens = self._perturbed(scores, indices)

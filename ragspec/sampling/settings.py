@@ -156,7 +156,9 @@ class Sampling:
     def with_defaults(self, config: "GenerationConfig | None") -> "Sampling":
         """Return the settings with open ones (None) filled in from a model's config, if any.
 
-        Raise SamplingError for a setting that the engine cannot apply, or a value out of range.
+        Raises:
+            SamplingError: The config has a setting that the engine cannot apply, or a value is out
+                of range.
         """
         _refuse(config, _REFUSED, " or ignore_defaults=True")
         values = _values(config).items()
@@ -197,7 +199,11 @@ def fresh_seed() -> int:
 def seeded(sampling: Sampling, caller: str) -> Sampling:
     """Return the settings of one text with a seed, for several calls that share its noise.
 
-    For n above 1, raise InputError in the name of the `caller`, a function.
+    Args:
+        caller: The name of the calling function, for the error.
+
+    Raises:
+        InputError: n is above 1.
     """
     if sampling.n != 1:
         raise InputError(f"{caller} gives one text, got n={sampling.n}; call it once for each.")
@@ -237,7 +243,11 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def checked_count(count: object, name: str, least: int = 1) -> int:
-    """Return the count as an int; raise InputError if it is below `least` or not whole."""
+    """Return the count as an int.
+
+    Raises:
+        InputError: It is below `least` or not whole.
+    """
     number = whole(count)
     if number is None or number < least:
         raise InputError(f"{name} is {count!r}; expected a whole number, at least {least}.")

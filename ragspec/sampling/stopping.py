@@ -146,7 +146,11 @@ def repeats(tokens: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EndRepetition:
-    """A stopping criterion that ends the text after `prompt` tokens once it repeats itself."""
+    """A stopping criterion that ends a text once it repeats itself, see `repeats`.
+
+    Args:
+        prompt: Number of tokens before the text.
+    """
 
     prompt: int
 

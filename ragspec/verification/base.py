@@ -112,7 +112,11 @@ class TargetModel:
         return rounds(self.loaded, self.device)
 
     def runs_alone(self, taps: Iterable[int] = ()) -> bool:
-        """Return whether a forward needs no module, also for these `Needs.hidden_states`."""
+        """Return whether a forward needs no module of the model.
+
+        Args:
+            taps: The hidden states that it also tells, see `Needs.hidden_states`.
+        """
         return False
 
     def check_mode(self) -> None:
@@ -139,7 +143,11 @@ class TargetModel:
         return embedded
 
     def head_logits(self, states: Tensor, positions: Tensor) -> Tensor:
-        """Return logits [B, n, V] of hidden states [copies * B, n, H] at text positions [B, n]."""
+        """Return the logits [B, n, V] of hidden states [copies * B, n, H].
+
+        Args:
+            positions: The text positions of the states, i64 [B, n].
+        """
         logits: Tensor = self.output_head(states)
         return logits
 
@@ -244,7 +252,10 @@ class TargetSession:
         """Add a row for a sequence; return its number and the count of cached tokens.
 
         The cached tokens are the common prefix with an earlier sequence of the same tenant. The
-        last token is never among them: it must be read. There is space for `room` tokens more.
+        last token is never among them: it must be read.
+
+        Args:
+            room: Tokens for which there should be room behind these.
         """
         return self._add(self.new_row()), 0
 
@@ -253,7 +264,11 @@ class TargetSession:
         return self._add(self.copy_row(row))
 
     def leave(self, row: int, keep: bool = True) -> None:
-        """Drop a row; with `keep` its keys and values may serve sequences with a common prefix."""
+        """Drop a row.
+
+        Args:
+            keep: Whether its keys and values may serve sequences with a common prefix.
+        """
         del self._rows[row]
         self._line = [other for other in self._line if other != row]
 

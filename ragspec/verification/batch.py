@@ -109,7 +109,8 @@ class Batch:
     def parts(self, key: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values of each sequence, in the layer that returned `key`.
 
-        Raise KeyError if the model has changed the keys before it attends.
+        Raises:
+            KeyError: The model has changed the keys before it attends.
         """
         return self._parts[id(key)][1]
 
@@ -123,7 +124,11 @@ class Batch:
         return mark
 
     def masks(self, mark: Tensor | None) -> list[Tensor | None]:
-        """Return the mask of each sequence; raise KeyError if the model has changed the mark."""
+        """Return the mask of each sequence.
+
+        Raises:
+            KeyError: The model has changed the mask.
+        """
         return [None] * len(self.rows) if mark is None else self._masks[id(mark)][1]
 
     def advance(self) -> None:

@@ -157,7 +157,11 @@ def read_states(
 
 
 def score_tokens(target: CausalTarget, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Return a text's log-probabilities with `top` alternatives each; that of the first is nan."""
+    """Return the log-probabilities of a text's tokens; that of the first is nan.
+
+    Args:
+        top: Number of alternatives for each token.
+    """
     scored = [TokenLogprob(tokens[0], math.nan)]
     with TreeSession(target, 1, len(tokens)) as session, torch.no_grad():
         for start in range(0, len(tokens) - 1, SCORED):

@@ -112,7 +112,11 @@ def load_target(
 
 
 def probe_again(target: CausalTarget) -> None:
-    """Probe a model again that was cast or quantised; raise UnsupportedModelError if it fails."""
+    """Probe a model again that was cast or quantised since the last probe.
+
+    Raises:
+        UnsupportedModelError: The probe refuses the model as it is now.
+    """
     fresh = CausalTarget(target.model)
     with as_loaded(fresh.device):
         verdict = probe(fresh)

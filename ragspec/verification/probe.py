@@ -255,7 +255,8 @@ class ProbeVerdict:
 def probe_target(target: CausalTarget) -> CausalTarget:
     """Return the target to use for a model: `target` itself if it verifies trees correctly.
 
-    Raise UnsupportedModelError if the probe refuses the model.
+    Raises:
+        UnsupportedModelError: The probe refuses the model.
     """
     verdict = probe(target)
     if verdict.mode == "refused":

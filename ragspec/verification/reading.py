@@ -84,7 +84,8 @@ class Taps:
     def of(cls, model: nn.Module, head: nn.Module, taps: Iterable[int]) -> Self:
         """Return the taps of a model with these numbers; see `Needs.hidden_states`.
 
-        Raise UnsupportedModelError if the model has no such layer.
+        Raises:
+            UnsupportedModelError: The model has no such layer.
         """
         layers = [] if set(taps) == {LAST} else decoder_layers(model)
         for tap in taps:

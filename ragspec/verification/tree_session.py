@@ -74,7 +74,11 @@ class TreeSession(TargetSession):
         return {number: row.cache for number, row in self._rows.items()}
 
     def keep_hidden(self, taps: Sequence[int] = (LAST,)) -> None:
-        """Keep these `Needs.hidden_states` of all later forwards, beside those kept before."""
+        """Keep hidden states of all later forwards, beside those kept before.
+
+        Args:
+            taps: Their numbers, see `Needs.hidden_states`.
+        """
         before = () if self._taps is None else self._taps.modules
         self._taps = self._tapped({*before, *taps})
 

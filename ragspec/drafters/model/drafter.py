@@ -182,7 +182,11 @@ def pick_static(mode: str, followed: str, device: torch.device) -> str:
 
 
 def draft_target(model: Model) -> CausalTarget:
-    """Return a target over a model; raise UnsupportedModelError if its cache cannot drop drafts."""
+    """Return a `CausalTarget` over a model that can draft.
+
+    Raises:
+        UnsupportedModelError: Drafts could not be removed from the model's cache.
+    """
     if isinstance(model, CausalTarget):
         target = model
     else:

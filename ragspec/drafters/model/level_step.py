@@ -126,7 +126,11 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         return (torch.stack([tokens, values.view(torch.int64)]),)
 
     def _visible(self, layout: Layout, last: Tensor) -> list[Tensor]:
-        """Return a layout's masks [1, n, S] by window; `last` is the last committed slot [1]."""
+        """Return the masks of a layout's queries, one [1, n, S] per attention window.
+
+        Args:
+            last: Slot of the last committed token, i64 [1].
+        """
         counters = self._counters[layout.columns.shape[1]]
         plain = plain_mask(layout, last, counters)
         return [windowed(plain, layout, counters, window) for window in self._windows]

@@ -89,7 +89,11 @@ class SampledGrowth(Growth):
 
 
 def draw_independent(noise: NoiseStream, root: int, q: Tensor, nodes: Sequence[int]) -> list[int]:
-    """Return a draw from q f64 [V] for each node, by inversion; root and nodes key the noise."""
+    """Return one draw from q f64 [V] for each of the nodes, by inversion.
+
+    Args:
+        root, nodes: The index of the root and the numbers of the nodes, which key the noise.
+    """
     numbers = [noise.uniform(root, NoiseUse.DRAFT, node) for node in nodes]
     bounds = q.cumsum(0)
     total = bounds[-1]
@@ -103,7 +107,10 @@ def draw_independent(noise: NoiseStream, root: int, q: Tensor, nodes: Sequence[i
 def draw_distinct(noise: NoiseStream, root: int, q: Tensor, parent: int, k: int) -> list[int]:
     """Return up to k draws from q f64 [V] without replacement, first draw first.
 
-    The k largest of log q + g, in falling order, are such draws. Root and parent key the noise.
+    The k largest of log q + g, in falling order, are such draws.
+
+    Args:
+        root, parent: The index of the root and the parent of the nodes, which key the noise.
     """
     size = len(q)
     lanes = torch.arange(size) + (parent + 1) * size

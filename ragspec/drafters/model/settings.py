@@ -47,7 +47,8 @@ class GrowthSettings:
     ) -> Self:
         """Return the settings for a model that reads trees or, if `chains`, one path at a time.
 
-        Raise InputError for a setting that is out of range or does not fit the mode.
+        Raises:
+            InputError: A setting is out of range or does not fit the mode.
         """
         if mode not in (modes := [kind.value for kind in DraftKind]):
             raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, modes))}.")

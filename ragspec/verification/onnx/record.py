@@ -21,7 +21,11 @@ def cached_graphs() -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the record of a kept graph; raise OSError or ValueError if it is damaged."""
+    """Return the record of a kept graph.
+
+    Raises:
+        OSError, ValueError: It cannot be read, or is damaged.
+    """
     digest, _, text = (folder / RECORD).read_text(encoding="utf-8").partition("\n")
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise ValueError(f"{RECORD} has changed")

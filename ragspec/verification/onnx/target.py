@@ -111,7 +111,11 @@ class GraphRunner:
     def run(
         self, rows: Rows, views: Views, inputs: Mapping[str, Tensor], names: Names
     ) -> list[Tensor]:
-        """Return these outputs of a forward over the next positions, given the graph's inputs."""
+        """Return the outputs with these names of a forward over the next positions of sequences.
+
+        Args:
+            inputs: The graph's own.
+        """
         every = {name: each.numpy() for name, each in inputs.items()}
         back, caches = list[int](), list[Buffers]()
         folds, unfolds, sizes = list[Array](), list[Array](), list[int]()

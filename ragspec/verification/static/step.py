@@ -259,10 +259,16 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
 
     @torch.no_grad()
     def again(self, packet: Tensor, logits: Tensor) -> Tensor:
-        """Return the packet of the last call with its uncertain tokens resolved.
+        """Resolve the uncertain tokens of the last call, by filters over the whole vocabulary.
 
-        The accepted paths are extended accordingly. Filters look at the whole vocabulary.
-        Without memory for that the packet is unchanged, and the host resolves node by node.
+        The accepted paths are extended accordingly. Without memory for that the packet is
+        unchanged, and the host resolves node by node.
+
+        Args:
+            packet, logits: The output of the last call.
+
+        Returns:
+            The new packet.
         """
         assert self._distributions is not None
         n, choose = self.shape.queries, self._distributions.choose
