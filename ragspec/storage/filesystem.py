@@ -35,7 +35,11 @@ def expect_path(path: object, what: str, expected: str = "a path") -> Path:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the bytes of a file; raise StoreError if it cannot be read."""
+    """Return the bytes of a file.
+
+    Raises:
+        StoreError: The file cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:
@@ -82,9 +86,14 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def writer_lock(root: Path, wait: float = 0.0) -> Iterator[None]:
-    """Hold the writer lock of a store in a folder inside the block.
+    """Hold the writer lock of a store inside the block.
 
-    Raise StoreError if another process holds it after `wait` seconds, or the folder is read-only.
+    Args:
+        root: The folder of the store.
+        wait: Seconds to wait while another process holds the lock.
+
+    Raises:
+        StoreError: Another process holds the lock, or the folder is read-only.
     """
     from filelock import FileLock, Timeout
 

@@ -47,7 +47,11 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: Path) -> Self:
-        """Parse the manifest read from `path`; raise StoreError for damage or another format."""
+        """Parse the manifest that was read from `path`.
+
+        Raises:
+            StoreError: The manifest is damaged or has another format.
+        """
         try:
             raw = json.loads(data)
             files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}

@@ -97,9 +97,7 @@ def publish(
         try:
             build.mkdir()
             manifest = seal(build, kind, write(build) or Contents())
-            names = generations(root)  # published or left over
-            number = 1 + int(names[-1].split("-")[1]) if names else 1
-            target = root / f"gen-{number:06d}"
+            target = root / next_generation(root)
             os.rename(build, target)
         except BaseException as error:
             shutil.rmtree(build, ignore_errors=True)
@@ -123,7 +121,8 @@ def publish(
 def check_writable(root: Path, kind: str) -> None:
     """Create the folder of a store if it is missing.
 
-    Raise StoreError if it holds other files or a store of another kind, or cannot be written.
+    Raises:
+        StoreError: The folder holds other files or a store of another kind, or cannot be written.
     """
     if root.exists() and not root.is_dir():
         raise StoreError(f"{root} is a file; name a new folder for the store.")
@@ -187,7 +186,11 @@ def seal(build: Path, kind: str, contents: Contents) -> Manifest:
 def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, FileRecord]:
     """Hard-link files of an older generation into `folder`, or copy them if links fail.
 
-    Return their records, for `Contents.carried`; raise StoreError if one is missing.
+    Returns:
+        The records of the files, for `Contents.carried`.
+
+    Raises:
+        StoreError: A file is missing.
     """
     records: dict[str, FileRecord] = {}
     for name in names:
@@ -218,6 +221,12 @@ def generations(root: Path) -> list[str]:
     """Return the names of all generations in a folder, oldest first."""
     names = [path.name for path in root.iterdir() if GENERATION.fullmatch(path.name)]
     return sorted(names, key=lambda name: int(name.split("-")[1]))
+
+
+def next_generation(root: Path) -> str:
+    """Return the name after that of the newest generation, published or left over."""
+    names = generations(root)
+    return f"gen-{int(names[-1].split('-')[1]) + 1 if names else 1:06d}"
 
 
 def remove_leftovers(root: Path) -> None:
@@ -298,7 +307,11 @@ def read_current(root: Path, kind: str | None = None) -> tuple[Path, Manifest]:
 
 
 def checked_scope(scope: str) -> str:
-    """Return the scope; raise InputError if it is empty, no string, or 'request', never stored."""
+    """Return the scope.
+
+    Raises:
+        InputError: It is empty, no string, or 'request', whose text is never stored.
+    """
     if not isinstance(scope, str) or not scope.strip():
         raise InputError(f"scope is {scope!r}; expected 'global' or the name of a tenant.")
     if scope == REQUEST:
