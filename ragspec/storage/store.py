@@ -97,7 +97,9 @@ def publish(
         try:
             build.mkdir()
             manifest = seal(build, kind, write(build) or Contents())
-            target = root / next_generation(root)
+            names = generations(root)  # published or left over
+            number = 1 + int(names[-1].split("-")[1]) if names else 1
+            target = root / f"gen-{number:06d}"
             os.rename(build, target)
         except BaseException as error:
             shutil.rmtree(build, ignore_errors=True)
@@ -221,12 +223,6 @@ def generations(root: Path) -> list[str]:
     """Return the names of all generations in a folder, oldest first."""
     names = [path.name for path in root.iterdir() if GENERATION.fullmatch(path.name)]
     return sorted(names, key=lambda name: int(name.split("-")[1]))
-
-
-def next_generation(root: Path) -> str:
-    """Return the name after that of the newest generation, published or left over."""
-    names = generations(root)
-    return f"gen-{int(names[-1].split('-')[1]) + 1 if names else 1:06d}"
 
 
 def remove_leftovers(root: Path) -> None:
