@@ -28,7 +28,7 @@ BATCH = 256  # documents that are tokenized together
 
 Texts = Iterable[str | Sequence[int] | TokenRow]
 ProgressCallback = Callable[[int, int], None]  # documents and tokens so far
-_Identity = tuple[tuple[str, FileRecord], ...]
+Files = tuple[tuple[str, FileRecord], ...]  # of a segment, by name
 
 
 class SegmentSource(StrEnum):
@@ -96,16 +96,16 @@ def pointer_bytes(root: Path) -> bytes:
         return b""
 
 
-def files_of(store: OpenStore, record: SegmentRecord) -> dict[str, FileRecord]:
-    """Return the records of one segment's files, by name; raise StoreError if one is missing."""
-    return {name: store.record(name) for name in (f"{record.name}/{file}" for file in FILES)}
+def files_of(store: OpenStore, record: SegmentRecord) -> Files:
+    """Return the records of one segment's files; raise StoreError if one is missing."""
+    return tuple((name, store.record(name)) for name in (f"{record.name}/{file}" for file in FILES))
 
 
 def open_segment(
     store: OpenStore, catalogue: Catalogue, record: SegmentRecord, verify: Verify
 ) -> Segment:
     """Map one segment into memory; raise StoreError if its files do not match the records."""
-    for name, each in files_of(store, record).items():
+    for name, each in files_of(store, record):
         check_file(store.path, name, each, verify)
     return Segment.open(store.path / record.name, catalogue.vocab_size, catalogue.depth)
 
@@ -143,17 +143,17 @@ def open_view(root: Path, verify: Verify, *, last: View | None = None) -> View:
     """
     if verify not in ("full", "size"):
         raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
-    reusable: dict[_Identity, Segment] = {}
+    reusable: dict[Files, Segment] = {}
     if last is not None:
         pairs = zip(last.catalogue.segments, last.segments, strict=True)
-        reusable = {_identity(last.store, record): segment for record, segment in pairs}
+        reusable = {files_of(last.store, record): segment for record, segment in pairs}
     while True:
         pointer = pointer_bytes(root)
         try:
             store = open_store(root, KIND, verify="size")
             catalogue = read_catalogue(store)
             segments = tuple(
-                reusable.get(_identity(store, record))
+                reusable.get(files_of(store, record))
                 or open_segment(store, catalogue, record, verify)
                 for record in catalogue.segments
             )
@@ -161,10 +161,6 @@ def open_view(root: Path, verify: Verify, *, last: View | None = None) -> View:
         except StoreError:
             if pointer == pointer_bytes(root):
                 raise
-
-
-def _identity(store: OpenStore, record: SegmentRecord) -> _Identity:
-    return tuple(files_of(store, record).items())
 
 
 def tokenized(

@@ -30,22 +30,15 @@ _OTHERS = 0.5  # share of the longest match's miss probability for segments with
 _LEAST = 0.01
 
 
-class Corpus(Protocol):
-    """The part of a corpus that a REST drafter needs."""
+class _Corpus(Protocol):
+    """The part of a `CorpusIndex` that a REST drafter needs."""
 
     @property
-    def vocab_size(self) -> int:
-        """The number of token ids."""
-
+    def vocab_size(self) -> int: ...
     @property
-    def depth(self) -> int:
-        """Tokens to which the segments are sorted."""
-
-    def segments(self, scope: str) -> tuple[Segment, ...]:
-        """Return the segments visible in a scope now."""
-
-    def fits(self, model: object = None, tokenizer: object = None) -> None:
-        """Raise StoreError if the corpus was made with another model or tokenizer."""
+    def depth(self) -> int: ...
+    def segments(self, scope: str) -> tuple[Segment, ...]: ...
+    def fits(self, model: object = None, tokenizer: object = None) -> None: ...
 
 
 class RestDrafter(Drafter):
@@ -73,7 +66,7 @@ class RestDrafter(Drafter):
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: _Corpus,
         scope: str = "global",
         *,
         longest: int = LONGEST,

@@ -179,7 +179,7 @@ class Revision:
         carried: dict[str, FileRecord] = {}
         for record in self.catalogue.segments:
             if store := self._stores.get(record.name):
-                carried |= carry(store, files_of(store, record), self.folder)
+                carried |= carry(store, dict(files_of(store, record)), self.folder)
         return Contents(self.catalogue.parameters, self.catalogue.fingerprints, carried)
 
 
