@@ -53,6 +53,7 @@ SAMPLE = 65536
 HIRAGANA = 0.2  # least share of such letters in Japanese
 GAP = "\n\n"  # between the parts of a file
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+ODD = re.compile(r"[\x01-\x08\x0e-\x1a]")
 CONTROLS = bytes(number for number in range(128) if CONTROL.match(chr(number)))
 TERMINAL = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])|.\x08"
@@ -135,7 +136,9 @@ def _decoded(data: bytes, has_controls: bool) -> tuple[str, str]:
     for escapes in ("iso2022_jp", "iso2022_kr"):
         if b"\x1b$" in data and (escaped := strict(data, escapes)):
             return escaped, escapes
-    if (text is None or _is_odd(text)) and (wide := _utf16(data)):
+    # Such a text has other control characters, or more than a few NULs.
+    is_odd = text is None or ODD.search(text) or 5 * text.count("\0") > len(text)
+    if is_odd and (wide := _utf16(data)):
         return wide, "UTF-16"
     if text is not None:
         return text, ""
@@ -190,11 +193,6 @@ def _declared(data: bytes) -> str:
     codec = codec_of(match[match.lastindex or 0].decode("latin-1")) if match else ""
     # ASCII can be read, so that it is not UTF-16, whatever it declares.
     return "utf-8" if codec.startswith("utf-") else codec
-
-
-def _is_odd(text: str) -> bool:
-    """Return whether a text has control characters besides a few NULs."""
-    return bool(re.search(r"[\x01-\x08\x0e-\x1a]", text)) or 5 * text.count("\0") > len(text)
 
 
 def _utf16(data: bytes) -> str:

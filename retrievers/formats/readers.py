@@ -73,8 +73,7 @@ def format_of(path: Path) -> str:
 def check_format(path: Path) -> None:
     """Raise DocumentError for a file of a refused format."""
     suffix = format_of(path)
-    if suffix in UNREAD_SUFFIXES:
-        kind = UNREAD_SUFFIXES[suffix]
+    if kind := UNREAD_SUFFIXES.get(suffix):
         raise DocumentError(f"{path} is a {suffix} file ({kind}); convert it to text first.")
 
 
