@@ -9,8 +9,8 @@ from math import inf, isqrt
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ragspec.errors import InputError, ModelError, UnknownNameError
-from ragspec.registry import NAMES, entries, names, unknown
+from ragspec.errors import InputError, ModelError
+from ragspec.registry import NAMES, entries, expect_known, names
 from ragspec.sampling.settings import is_number, whole
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def check_rule(kind: str | None, rule: str | None, settings: Mapping[str, object
     latents = kind in DENOISING
     rules = LATENT_RULES if latents else (EXACT, *names("rule"))
     rule = rule or ("aligned" if latents else EXACT)
-    if kind in KINDS and rule not in rules:
-        raise UnknownNameError(unknown("latent rule" if latents else "rule", rule, rules))
+    if kind in KINDS:
+        expect_known("latent rule" if latents else "rule", [rule], rules)
     if kind in KINDS and rule in (EXACT, *NAMES["rule"], *LATENT_RULES):
         beside = {*DENOISING.get(str(kind), ()), "min_expected_gain"}
         check_settings(rule, settings.keys() - beside, {*RULE_SETTINGS.get(rule, ())})
@@ -142,7 +142,6 @@ def check_images(images: object, channels: int, reduction: int) -> None:
     """Raise InputError unless images are floats [B, C, H, W] in [-1, 1], sides in whole codes.
 
     Args:
-        channels: C.
         reduction: Pixels per code or latent along one side.
     """
     import torch

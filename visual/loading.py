@@ -16,16 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragspec.errors import (
-    ModelError,
-    ModelNotFoundError,
-    RagspecError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
+from ragspec.errors import ModelError, ModelNotFoundError, RagspecError, UnsupportedModelError
 from ragspec.models.checks import CONFIG, check_tensors, read_config
 from ragspec.models.resolve import STARTER, resolve_model
-from ragspec.registry import did_you_mean, entries, unknown
+from ragspec.registry import did_you_mean, entries, expect_known
 
 SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
 BUNDLED = STARTER / "images"
@@ -126,7 +120,7 @@ def find_draft(drafter: str | Path, folder: ImageFolder | None) -> Path:
                 f"no draft model at {path}: it holds no {CONFIG}. Expected the folder of a smaller "
                 "model of the target's kind, or of a draft head."
             )
-        raise UnknownNameError(unknown("image drafter", text, NAMES))
+        expect_known("image drafter", [text], NAMES)
     for file in path.glob("*.safetensors"):
         check_tensors(file)
     return path
