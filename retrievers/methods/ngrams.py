@@ -10,7 +10,8 @@ next tokens are added as n-grams, which costs nothing.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import accumulate, islice, takewhile
+from operator import mul
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Ratio
 from ragspec.drafters.method import Method
@@ -161,12 +162,8 @@ class NGramSession(DraftSession):
 
     def _held(self) -> list[float]:
         """Return the probability that a list holds down to each depth."""
-        chances, chance = list[float](), 1.0
-        for level in range(self._drafter.level - 1):
-            at = min(level, len(HOLDS) - 1)
-            chance *= self._holds[at].share(_PRIOR, HOLDS[at])
-            chances.append(chance)
-        return chances
+        places = (min(level, len(HOLDS) - 1) for level in range(self._drafter.level - 1))
+        return [*accumulate((self._holds[at].share(_PRIOR, HOLDS[at]) for at in places), mul)]
 
     def _judge(self, step: Step) -> None:
         """Count, by depth, whether an n-gram of the list continued as the target did."""

@@ -18,6 +18,8 @@ shrinks with the budget. A node's acceptance probability is how often codes of i
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Literal, get_args
 
 import torch
@@ -118,7 +120,9 @@ class JacobiSession(DraftSession):
             self._drafted.append(code)
         distributions += [torch.zeros_like(each) for each in distributions[:1]]  # below the last
         q = torch.stack(distributions) if distributions else None
-        name, kind, accept_prob = drafter.name, drafter.kind, self._accept_prob(first, size)
+        # The probabilities of a chain, which no sampled code influences.
+        rates = (self._rates[self._age(index)] for index in range(first, first + size))
+        name, kind, accept_prob = drafter.name, drafter.kind, [*accumulate(rates, mul)]
         chain = DraftTree.chain(self._drafted, name, accept_prob=accept_prob, kind=kind, q=q)
         return self._branched(chain, budget) if drafter.branches else chain
 
@@ -183,14 +187,6 @@ class JacobiSession(DraftSession):
     def _age(self, index: int) -> int:
         """Return how many forwards have updated a position, capped at the oldest age."""
         return min(self._ages.get(index, 0), len(self._rates) - 1)
-
-    def _accept_prob(self, first: int, size: int) -> list[float]:
-        """Return each chain node's acceptance probability, which no sampled code influences."""
-        accept_prob, above = [], 1.0
-        for index in range(first, first + size):
-            above *= self._rates[self._age(index)]
-            accept_prob.append(above)
-        return accept_prob
 
 
 def _samples(distribution: Tensor, number: float) -> int:
