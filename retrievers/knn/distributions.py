@@ -79,7 +79,6 @@ class Knn:
     1911.00172, section 2).
 
     Attributes:
-        k: Number of neighbours.
         weight: Weight of the neighbours, 0 to 1.
         temperature: Temperature of squared distances, above 0.
     """

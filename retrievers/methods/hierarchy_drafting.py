@@ -76,7 +76,6 @@ class HierarchyDrafter(Combined):
         model_store: The model's earlier answers, as a `CorpusIndex` or a drafter. None leaves the
             level out.
         corpus: Other text, likewise.
-        form: "trie" or "ngram".
         level, guess: In the n-gram form, tokens of an n-gram, and n-grams of the context after a
             token.
         lookahead: The context also learns from tokens that the target did not choose.

@@ -35,9 +35,6 @@ class NextTokenDrafter(Drafter):
     The file is an array of NumPy with the fields key u64, ascending; tokens [K], best first; and
     their chances u8 [K] in 1/255, 0 behind the last.
 
-    Args:
-        path: The file.
-
     Raises:
         StoreError: The file cannot be read, or holds something else.
     """

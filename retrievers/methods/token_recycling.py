@@ -17,7 +17,7 @@ from functools import cache
 from heapq import heappop, heappush
 from itertools import count
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.method import Method
@@ -197,8 +197,7 @@ class NeighbourSession(DraftSession):
 
     def _rows(self, best: TopTokens) -> list[list[int]]:
         """Return the rows of the table that the target's best tokens make."""
-        rows: list[list[int]] = best.host()[:, : self._table.k].tolist()
-        return rows
+        return cast("list[list[int]]", best.host()[:, : self._table.k].tolist())
 
     def _catch_up(self) -> None:
         for step in self._pending:
@@ -241,7 +240,6 @@ def grow(
     Args:
         place: The place of the root.
         budget, deepest: Most nodes, and most levels.
-        name: Name of the source.
         siblings: Whether more than the best token after a place is drafted.
     """
     tokens: list[int] = []

@@ -32,7 +32,6 @@ class Document:
     Attributes:
         name: Unique in a collection: the path inside the folder that was read.
         headings: (character offset, heading) in order of offset.
-        path: Path of the file.
         pages: Offset of each part that `unit` names, if the file has such parts.
         unit: The part of a file that a citation names: "page", "slide", "sheet", "message", "cell"
             or "line"; "" where the file has none. Lines without `pages` are those of the text.
@@ -187,11 +186,9 @@ def _advice(folder: Path) -> str:
     """Describe a store that was passed instead of documents, and how to use it."""
     from ragspec.retrievers.corpus.catalogue import KIND
 
-    kind = ""
     with suppress(StoreError):  # a damaged one
-        kind = read_current(folder)[1].kind
-    if kind == KIND:
-        return "a store of text, expected documents; draft from it with --store"
+        if read_current(folder)[1].kind == KIND:
+            return "a store of text, expected documents; draft from it with --store"
     return "an index, expected documents; open it with `ragspec ask --docs`"
 
 
@@ -215,11 +212,7 @@ def load_document(
     name: str | None = None,
     known: Mapping[str, Document] = MappingProxyType({}),
 ) -> Document:
-    """Read one file; raise DocumentError if it is missing or holds no usable text.
-
-    Args:
-        known: See `load_documents`.
-    """
+    """Read one file; raise DocumentError if it is missing or holds no usable text."""
     path = Path(path)
     data = read_bytes(path)
     digest = hashlib.sha256(data).hexdigest()

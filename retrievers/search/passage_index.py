@@ -123,7 +123,6 @@ class PassageIndex:
             dense: "exact", or "hnsw", an approximate index of faiss for many passages.
             sparse: Whether to index words for BM25.
             paths: Files and folders that were read, recorded for `upkeep.refresh`.
-            known: See `DenseIndex.build`.
             on_progress: Called with the stage, the passages done, and all passages.
 
         Raises:

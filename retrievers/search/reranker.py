@@ -30,10 +30,7 @@ class Reranker(Protocol):
 
 
 class CrossEncoder:
-    """A cross-encoder of sentence-transformers, loaded at the first call.
-
-    Args:
-        name: A local folder or a hub model.
+    """A cross-encoder of sentence-transformers, a folder or a hub model, loaded at the first call.
 
     Raises:
         ModelNotFoundError: The name leads to no model.

@@ -45,7 +45,6 @@ class SparseIndex:
         numbers: Number of each term: a word, or the beginning of words.
         parts: The scores of term t are data[indptr[t] : indptr[t + 1]], of the passages with the
             `indices` there.
-        count: Number of passages.
     """
 
     def __init__(

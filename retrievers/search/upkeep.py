@@ -55,7 +55,6 @@ class Change:
     """The effect of a change, by the documents' names.
 
     Attributes:
-        unchanged: Number of unchanged documents.
         skipped: Files without usable text.
         missing: Paths of the index that could not be read; their documents stay.
         notes: The notes of each new and changed document.
@@ -81,9 +80,6 @@ def add(
     on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Change:
     """Read files and folders into an index; a file of the index is read again.
-
-    Args:
-        embedder: See `PassageIndex.open`.
 
     Raises:
         StoreError: There is no index at `path`.
