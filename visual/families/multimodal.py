@@ -9,7 +9,7 @@ are codes 0 .. V - 1, numbered as in the model's own VQ decoder.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -42,6 +42,8 @@ class MultimodalTarget(ImageTarget):
     """
 
     kind: ClassVar[str]  # the model_type of its models
+    # Returns the module of a model's last hidden states, and the head's id of each code.
+    parts_of: ClassVar[Callable[..., tuple[PreTrainedModel, Ids]]]
 
     def __init__(
         self,
@@ -75,11 +77,6 @@ class MultimodalTarget(ImageTarget):
         longest = self.condition_length + raster.tokens
         self.max_length = min(longest, self.max_length or longest)
 
-    @staticmethod
-    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
-        """Return the module of the last hidden states, and the head's id of each code."""
-        raise NotImplementedError
-
     def placed(self, positions: Tensor, hidden: Sequence[int]) -> Tensor:
         """Return positions i64 [R, n] counted from the first token that is no padding."""
         if not any(hidden):
@@ -109,7 +106,6 @@ class PromptFamily(Family):
     """The base of families over transformers models that draw prompts.
 
     Args:
-        model, folder: See `Family`.
         tokenizer: The model's processor, or its text tokenizer.
         vq: The decoder of the codes, for models without one.
     """

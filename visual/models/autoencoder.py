@@ -10,7 +10,7 @@ Widths and blocks are read off the shapes. The groups of the norms are 32 in all
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from itertools import count, takewhile
 from pathlib import Path
@@ -59,7 +59,6 @@ class Autoencoder:
     Attributes:
         kind, example: The name of the model's class in diffusers, and that of a published file.
         parts, sizes: What a model must have, and its configuration.
-        layout: The layout of published files.
         reduction: Pixels per latent along one side.
     """
 
@@ -68,6 +67,7 @@ class Autoencoder:
     parts: ClassVar[tuple[str, ...]]
     sizes: ClassVar[tuple[str, ...]]
     layout: ClassVar[WeightLayout]
+    build: ClassVar[Callable[..., nn.Module]]  # see `WeightLayout.load`
     model: Any
 
     @classmethod
@@ -104,11 +104,6 @@ class Autoencoder:
             )
         self.model = model.eval().requires_grad_(False)
         self.reduction = int(2 ** (len(self.model.config.block_out_channels) - 1))
-
-    @staticmethod
-    def build(weights: Tensors, published: Tensors, settings: object) -> nn.Module:
-        """Return the model for published weights; see `WeightLayout.load`."""
-        raise NotImplementedError
 
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config and safetensors to a folder, the weights in `dtype`."""

@@ -60,7 +60,7 @@ class WeightLayout:
         linear: Matches our names of linear layers that are 1 x 1 convolutions in the file.
         places: Keys to look for the weights under.
         heads: The number of attention heads by the width of published models.
-        prepare: Changes weights by published names before all else; None if nothing does.
+        prepare: Changes weights by published names before all else.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class WeightLayout:
     linear: str = "$^"
     places: Sequence[str] = PLACES
     heads: Mapping[int, int] = field(default_factory=dict)
-    prepare: Callable[[Tensors], Tensors] | None = None
+    prepare: Callable[[Tensors], Tensors] = dict
 
     def load(
         self,
@@ -91,9 +91,8 @@ class WeightLayout:
         """
         tensors, settings = read_checkpoint(path, self.places)
         origin = Path(path).name
-        dropped, linear = re.compile(self.dropped), re.compile(self.linear)
-        published = {name: each for name, each in tensors.items() if not dropped.search(name)}
-        published = published if self.prepare is None else self.prepare(published)
+        loaded = {name: each for name, each in tensors.items() if not re.search(self.dropped, name)}
+        published = self.prepare(loaded)
         names = self.rename(published)
         weights = {ours: published[name] for name, ours in names.items()}
         self._check_kind(weights, names, origin)
@@ -108,7 +107,7 @@ class WeightLayout:
             )
         for ours, each in weights.items():
             # A kernel other than 1 x 1 becomes too wide, so that it is refused below.
-            if linear.search(ours) and each.ndim == 4:
+            if re.search(self.linear, ours) and each.ndim == 4:
                 weights[ours] = each.flatten(1)
         with torch.device("meta"):
             model = build(weights, tensors, settings)
