@@ -149,11 +149,8 @@ class ImageConfig:
 
     Attributes:
         guidance_scale, guidance_interval: See `ImageTarget`.
-        raster: The grid of codes.
         fixed: The fixed codes, as the first tokens of an image.
         rows: The number of the condition of each image.
-        seeds: Of each image.
-        temperature: Of the call.
     """
 
     guidance_scale: float

@@ -34,8 +34,7 @@ class ImageSample:
 
     Attributes:
         values: Codes i64 [h, w], or latents f32 [h, w, D] in the scale of the autoencoder.
-        label: See `ImageOutput`.
-        map i64 [h, w]: See `ImageOutput.acceptance_map`.
+        label, map i64 [h, w]: See `label` and `acceptance_map` of `ImageOutput`.
         excess, gaps, outcomes, distances, report, prefixes: Its part of `ImageStats`.
     """
 
@@ -55,7 +54,6 @@ class ImageStats:
     """Statistics of one call; B images of h * w codes or latents.
 
     Attributes:
-        seeds: One for each image.
         seconds: Wall time of the codes or latents, without decoding the images.
         reports: One for each image that was begun; empty for a masked model without drafts.
         excess f64 [B, h, w]: The total variation that a relaxed rule may have added at each code;
@@ -190,7 +188,6 @@ class ImageOutput:
     Attributes:
         images: A list of PIL images, float32 [B, H, W, 3] in 0 .. 1 ("np"), a tensor [B, 3, H, W]
             in 0 .. 1 ("pt"), or the codes or latents ("latent").
-        stats: See `ImageStats`.
         acceptance_map i64 [B, h, w]: For each code or latent, how many of them its forward
             produced; 0 for those that an early end left out.
         label: Exact, exact-for(distribution), bounded(tv<=x), approximate, or unfinished if a

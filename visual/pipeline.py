@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -143,7 +143,6 @@ class ImagePipeline:
             drafter: See `choose_drafter`; "auto" is the saved one, or the family's usual one.
             rule: "auto" takes the rule that the folder was saved with, else the family's. With it
                 come the saved settings.
-            family: See `ImagePipeline`.
             device, dtype: Of the models; dtype also as torch_dtype.
             settings: See `ImagePipeline`; `lora`, the folder of an adapter saved by peft, which is
                 merged; `local_files_only`; and the options of the family's `load`, such as
@@ -187,8 +186,7 @@ class ImagePipeline:
     @property
     def dtype(self) -> torch.dtype:
         """The model's dtype."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
+        return cast(torch.dtype, self.model.dtype)
 
     def to(self, *args: object, **kwargs: object) -> Self:
         """Move all models to a device, and target and draft model to a dtype."""

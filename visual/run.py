@@ -26,7 +26,6 @@ class CallState:
     Attributes:
         pipe: The `ImagePipeline`.
         conditions: Of the family, one for each prompt or class.
-        bar: The progress bar.
         images: Each complete image by its number, if `on_image` receives them.
         seconds: Wall time so far, without decoding images.
         interrupted: Whether the callback has ended the call.
@@ -44,12 +43,7 @@ class CallState:
     def generate(
         self, rows: Sequence[int], seeds: Sequence[int], scales: Sequence[float]
     ) -> list[ImageSample]:
-        """Generate all images of the call.
-
-        Args:
-            rows: The number of the condition of each image.
-            seeds, scales: Of each image.
-        """
+        """Generate all images of the call, each under the condition in its row."""
         samples = dict[int, ImageSample]()
         plain = self.pipe.family.plain_rule is not None and self.pipe.source.name is None
         for numbers in self._groups(scales):
@@ -144,8 +138,6 @@ class Progress:
     """Reports the steps of a run: to the bar, the callback, and for each complete image.
 
     Args:
-        state: Of the call.
-        numbers: Of the images of the run.
         target: The engine's; None without it.
     """
 

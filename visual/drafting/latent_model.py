@@ -7,7 +7,7 @@ Deviation: a chain ends when the next latent's acceptance probability is small.
 """
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
@@ -110,8 +110,7 @@ class LatentSession(DraftSession):
         indices = [context.generated + size]
         if draft is None:
             target: Any = self._drafter.target
-            number: int | None = target.guess(picture_of(self._prompt), indices[0])
-            return number
+            return cast("int | None", target.guess(picture_of(self._prompt), indices[0]))
         if self._cache is None:  # of a masked model, which reads every text anew
             states = draft.read_next([*context.tokens, *self._drafted])
         elif size:  # the last draft

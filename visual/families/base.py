@@ -4,7 +4,7 @@ import reprlib
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from ragspec.visual.loading import (
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSample, codes_of, samples_of
 from ragspec.visual.rules.by_name import make_rule
-from ragspec.visual.run import Progress
 
 _ROUNDED = 0.01  # tolerance for means and deviations of the same latents, which are bfloat16
 
@@ -45,7 +44,6 @@ class Family:
     A subclass names its models in `kind` and overrides what differs. `registry.NAMES` lists it.
 
     Args:
-        model: The model, see `kind`.
         tokenizer: Of its codes, of its latents, or of its prompts.
         folder: Holds draft/, head/ and relaxation.json.
 
@@ -62,7 +60,7 @@ class Family:
     model_class: ClassVar[type[PreTrainedModel] | str]  # of its models, or a name in transformers
     guidance: ClassVar[float] = 2.0  # the default guidance_scale
     default_rule: ClassVar[str] = "exact"
-    plain_rule: ClassVar[str | None] = None  # the name of drawing without the engine, if it does
+    plain_rule: ClassVar[str | None] = None  # the name of drawing by `plain_samples`, if it does
     dtype: ClassVar[str] = "auto"
     nodes: int = 12  # the budget of draft nodes; the default one before `settle`
     adaptive_budget: ClassVar[bool] = True  # whether a budget may depend on measured times
@@ -228,12 +226,6 @@ class Family:
         """Return the images that the engine generated, and what became of the drafts."""
         return samples_of(generations, raster)
 
-    def plain_samples(
-        self, conditions: Any, config: ImageConfig, progress: Progress
-    ) -> list[ImageSample]:
-        """Generate a batch without drafts and without the engine, if `plain_rule` has a name."""
-        raise NotImplementedError
-
     def step_values(self, target: Any, tokens: Tensor) -> Tensor:
         """Return the codes or latents of the tokens i64 [B, n] so far, -1 for missing ones."""
         return tokens.clone()
@@ -244,8 +236,7 @@ class Family:
 
     def pixels(self, codes: Tensor) -> Tensor:
         """Decode codes or latents [B, h, w, ...] into images f32 [B, 3, H, W] in [-1, 1]."""
-        images: Tensor = self.codec.decode(codes)
-        return images
+        return cast(Tensor, self.codec.decode(codes))
 
     # Rules and drafters
 
@@ -268,12 +259,7 @@ class Family:
         self.nodes = nodes
 
     def usual_drafter(self, mode: str, named: bool) -> str | None:
-        """Return the name of the drafter for "auto".
-
-        Args:
-            mode: How a draft model would draft.
-            named: Whether the user named a rule.
-        """
+        """Return the name of the drafter for "auto"; `named` says whether the user named a rule."""
         return "jacobi" if mode in ("coupled", "sampled") else "model"
 
     def load_draft(self, path: Path) -> PreTrainedModel:

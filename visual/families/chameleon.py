@@ -65,8 +65,10 @@ class Chameleon(PromptFamily):
         if isinstance(vq, str | Path):
             vq = VQTokenizer.from_pretrained(Path(vq).expanduser(), normalised=False)
         tokenizer = vq if isinstance(vq, VQTokenizer) else VQTokenizer(vq, normalised=False)
-        book, expected = tokenizer.model.quantize.embedding.weight, model_book.codebook()
-        if book.shape != expected.shape or _differ(book, expected):
+        expected = model_book.codebook()
+        book = tokenizer.model.quantize.embedding.weight.detach().float().to(expected.device)
+        most = _ROUNDED * expected.abs().mean()
+        if book.shape != expected.shape or (book - expected).abs().mean() > most:
             raise TokenizerMismatchError(
                 f"got a decoder with a code-book of {list(book.shape)} that is not the model's, of "
                 f"{list(expected.shape)}; expected the one that it was trained with."
@@ -112,9 +114,3 @@ class Chameleon(PromptFamily):
 
     def _begin(self) -> str:
         return mark(self.text_tokenizer, "boi_token", "<racm3:break>")
-
-
-def _differ(book: Tensor, expected: Tensor) -> bool:
-    """Return whether two code-books differ by more than rounding to half precision explains."""
-    difference = book.detach().float().to(expected.device) - expected
-    return bool(difference.abs().mean() > _ROUNDED * expected.abs().mean())

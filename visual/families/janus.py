@@ -1,6 +1,6 @@
 """Janus and Janus-Pro (arXiv 2410.13848, 2501.17811)."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -33,8 +33,7 @@ class JanusTarget(MultimodalTarget):
     @property
     def output_head(self) -> torch.nn.Module:
         """The head for codes, which is not the one for text."""
-        head: torch.nn.Module = self.model.model.generation_head
-        return head
+        return cast(torch.nn.Module, self.model.model.generation_head)
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return codes i64 [B, n] embedded and projected to the text's space, [B, n, hidden]."""

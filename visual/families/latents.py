@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -52,8 +52,7 @@ class LatentFamily(CodecFamily):
 
     def pixels(self, codes: Tensor) -> Tensor:
         """Decode latents [B, h, w, D]."""
-        images: Tensor = self.codec.decode_latents(codes)
-        return images
+        return cast(Tensor, self.codec.decode_latents(codes))
 
     def step_values(self, target: LatentDraws, tokens: Tensor) -> Tensor:
         """Return the latents [B, n, D] by place, 0 for missing ones."""
@@ -101,7 +100,6 @@ class Latents(LatentFamily, LlamaGen):
     """A `LatentModel` with the `VQTokenizer` whose latents, before the look-up, it generates.
 
     Args:
-        model, tokenizer, folder: See `Family`.
         steps, floor: Of the denoising, for target and draft model; None for the target's own.
     """
 

@@ -186,7 +186,6 @@ class LlamaGen(CodecFamily):
     Class-conditional models take class_labels, the others prompts.
 
     Args:
-        model, tokenizer, folder: See `Family`.
         text_encoder: For models of prompts: a folder or model id for transformers (LlamaGen's is
             google/flan-t5-xl), or a function of texts; None takes the bundled embedder if it fits.
     """

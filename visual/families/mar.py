@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,7 +51,6 @@ class Mar(LatentFamily):
     """A `MaskedModel` with the autoencoder of its latents, a `KLAutoencoder` or `VQTokenizer`.
 
     Args:
-        model, tokenizer, folder: See `Family`.
         iterations: Forwards of the model, at most the number of latents. None for 64 at most, or
             for one per latent with a drafter, as drafts are judged under that distribution.
         steps: Denoising steps of each latent; None for 100, as published.
@@ -210,8 +209,7 @@ class Mar(LatentFamily):
         ]
 
     def _restored(self, latents: Tensor) -> Tensor:
-        restored: Tensor = self.model.restored(latents).unflatten(1, self.raster.shape)
-        return restored
+        return cast(Tensor, self.model.restored(latents).unflatten(1, self.raster.shape))
 
     def make_drafter(
         self, draft: Any, target: MaskedTarget, conditions: object, settings: PipelineOptions

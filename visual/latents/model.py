@@ -8,7 +8,7 @@ latent, clipped, instead of the noise.
 
 import math
 from dataclasses import field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +57,7 @@ class _LatentLayer(nn.Module):
     def forward(self, states: Tensor, conditioning: Tensor) -> Tensor:
         shift, scale, gate = self.told(functional.silu(conditioning)).chunk(3, dim=-1)
         inner = self.norm(states) * (1.0 + scale) + shift
-        out: Tensor = states + gate * self.second(functional.silu(self.first(inner)))
-        return out
+        return cast(Tensor, states + gate * self.second(functional.silu(self.first(inner))))
 
 
 class DiffusionHead(nn.Module):
@@ -74,14 +73,10 @@ class DiffusionHead(nn.Module):
         self.write = nn.Linear(width, latent_dim)
 
     def denoise(self, noisy: Tensor, times: Tensor, conditioning: Tensor) -> Tensor:
-        """Return the clean latents [..., D] of noisy ones.
+        """Return the clean latents [..., D] of noisy ones [..., D] at times [...].
 
-        The inputs broadcast against each other, so that parts that many rows share run once.
-
-        Args:
-            noisy: [..., D].
-            times: [...].
-            conditioning: Output of `state` [..., width], which all steps share.
+        The inputs broadcast against each other, so that parts that many rows share run once. All
+        steps share the conditioning, the output of `state` [..., width].
         """
         waves = torch.arange(_WAVES, dtype=torch.float32, device=noisy.device)
         scales = torch.exp(waves * (math.log(1000.0) / _WAVES))
@@ -145,5 +140,4 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             logits_to_keep=latents.shape[1],
             output_hidden_states=True,
         )
-        states: Tensor = out.hidden_states[0]
-        return states
+        return cast(Tensor, out.hidden_states[0])

@@ -9,7 +9,7 @@ to judge. The floor is part of the sampler, with drafts and without.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -114,8 +114,7 @@ class Sampler:
 
     def conditioning(self, states: Tensor) -> Tensor:
         """Return the head's conditioning [n, C, width] by states [n, C, H]."""
-        conditioning: Tensor = self.head.state(states)
-        return conditioning
+        return cast(Tensor, self.head.state(states))
 
     def draw(self, conditioning: Tensor, noise: Tensor, start: int | None = None) -> LatentSample:
         """Sample latents, step by step.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -100,8 +101,7 @@ class LatentTable:
         """Return how far committed latents are from the target's own, in deviations: f64 [n]."""
         numbers = [(each.emitted, each.target_number) for each in judged]
         emitted, sampled = self.latents[torch.tensor(numbers).long().reshape(-1, 2)].unbind(1)
-        distances: Tensor = torch.linalg.vector_norm((emitted - sampled).double(), dim=-1).cpu()
-        return distances
+        return cast(Tensor, torch.linalg.vector_norm((emitted - sampled).double(), dim=-1).cpu())
 
     def _numbers(self, count: int) -> range:
         """Return the next numbers and make room for them; raise InputError past the last one."""
@@ -188,7 +188,6 @@ class LatentTarget(LatentDraws, ImageTarget):
     One object serves one call, as its table keeps every latent that was sampled.
 
     Args:
-        guidance_scale: See `ImageTarget`.
         schedule: None for the model's own.
         table: For a draft model, the target's table: rules read how drafts were sampled.
     """
@@ -213,8 +212,7 @@ class LatentTarget(LatentDraws, ImageTarget):
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the trunk's inputs [B, n, H] for numbers of latents i64 [B, n]."""
         latents = self.table.latents[codes.clamp(max=len(self.table) - 1)]
-        embedded: Tensor = self.latent_model.read(latents)
-        return embedded
+        return cast(Tensor, self.latent_model.read(latents))
 
     def run(self, embedded: Tensor, positions: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the kept queries' states [C * B, k, H]."""

@@ -45,8 +45,7 @@ class _Time(nn.Module):
         rates = torch.exp(places * (-math.log(_SLOWEST) / _WAVES))
         angles = times.float()[:, None] * rates  # half precision would lose the fast waves of 999
         waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
-        return out
+        return cast(Tensor, self.mlp(waves.to(next(self.mlp.parameters()).dtype)))
 
 
 class _HeadBlock(nn.Module):
@@ -59,8 +58,7 @@ class _HeadBlock(nn.Module):
     def forward(self, states: Tensor, conditioning: Tensor) -> Tensor:
         """Return states [n, width] after the block, modulated by the conditioning [n, width]."""
         shift, scale, gate = self.adaLN_modulation(conditioning).chunk(3, dim=-1)
-        out: Tensor = states + gate * self.mlp(self.in_ln(states) * (1.0 + scale) + shift)
-        return out
+        return cast(Tensor, states + gate * self.mlp(self.in_ln(states) * (1.0 + scale) + shift))
 
 
 class _Last(nn.Module):
@@ -73,18 +71,11 @@ class _Last(nn.Module):
     def forward(self, states: Tensor, conditioning: Tensor) -> Tensor:
         """Project states [n, width], modulated by the conditioning [n, width], to [n, out]."""
         shift, scale = self.adaLN_modulation(conditioning).chunk(2, dim=-1)
-        out: Tensor = self.linear(self.norm_final(states) * (1.0 + scale) + shift)
-        return out
+        return cast(Tensor, self.linear(self.norm_final(states) * (1.0 + scale) + shift))
 
 
 class NoiseHead(nn.Module):
-    """Predicts the noise and the variance of a denoising step.
-
-    Args:
-        latent_dim: D.
-        hidden: Width of the decoder's states.
-        width, layers: Size of the head.
-    """
+    """Predicts the noise and the variance of a denoising step, by decoder states of `hidden`."""
 
     def __init__(self, latent_dim: int, hidden: int, width: int, layers: int) -> None:
         super().__init__()
@@ -180,8 +171,7 @@ class _MaskedAttention(nn.Module):
         parts = self.qkv(states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mask = None if visible is None else visible[:, None, None]
         attended = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
-        out: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
-        return out
+        return cast(Tensor, self.proj(attended.transpose(1, 2).flatten(2)))
 
 
 class _MaskedLayer(nn.Module):
@@ -197,8 +187,7 @@ class _MaskedLayer(nn.Module):
     def forward(self, states: Tensor, visible: Tensor | None = None) -> Tensor:
         """Return states [B, n, H] after the layer; they attend to those visible, None for all."""
         states = states + self.attn(self.norm1(states), visible)
-        out: Tensor = states + self.mlp(self.norm2(states))
-        return out
+        return cast(Tensor, states + self.mlp(self.norm2(states)))
 
 
 class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]

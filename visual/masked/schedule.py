@@ -126,8 +126,7 @@ class NoiseSampler(Sampler):
 
     def conditioning(self, states: Tensor) -> Tensor:
         """Return the head's conditioning [..., width] for states [..., H]."""
-        embedded: Tensor = self.head.cond_embed(states)
-        return embedded
+        return torch.as_tensor(self.head.cond_embed(states))
 
     def gaussian(self, conditioning: Tensor, noisy: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and deviations [n, D] of x_(t - 1) given x_t [n, D].

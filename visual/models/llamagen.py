@@ -6,6 +6,8 @@ of condition positions are zero, so their queries and keys vanish: every code at
 condition with logit 0, at any distance.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -27,7 +29,6 @@ def grid_rotations(length: int, side: int, width: int, theta: float = 1e4) -> Te
     Args:
         length: L, the condition positions before the side * side codes.
         width: Width of a head, a multiple of 4.
-        theta: Base of the angular speeds.
     """
     quarter = width // 4
     speeds = theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
@@ -131,8 +132,7 @@ class _Attention(nn.Module):
             self.config._attn_implementation, eager_attention_forward
         )
         out, _ = attend(self, query, key, value, mask, dropout=0.0, scaling=self.scaling)
-        mixed_out: Tensor = self.o_proj(out.flatten(2))
-        return mixed_out
+        return cast(Tensor, self.o_proj(out.flatten(2)))
 
 
 class _FeedForward(nn.Module):
@@ -143,8 +143,7 @@ class _FeedForward(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(states).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(functional.silu(gate) * up)
-        return out
+        return cast(Tensor, self.down_proj(functional.silu(gate) * up))
 
 
 class _Block(nn.Module):
@@ -161,8 +160,7 @@ class _Block(nn.Module):
     ) -> Tensor:
         added = self.attention(self.attention_norm(states), rotation, mask, cache)
         states = states + self.dropout(added)
-        out: Tensor = states + self.dropout(self.feed_forward(self.ffn_norm(states)))
-        return out
+        return cast(Tensor, states + self.dropout(self.feed_forward(self.ffn_norm(states))))
 
 
 class _Caption(nn.Module):
@@ -177,8 +175,7 @@ class _Caption(nn.Module):
     def forward(self, features: Tensor | None = None) -> Tensor:
         # Read here: offloading hooks load a module's weights for its own forward only.
         features = self.unconditional if features is None else features
-        out: Tensor = self.fc2(functional.gelu(self.fc1(features), approximate="tanh"))
-        return out
+        return cast(Tensor, self.fc2(functional.gelu(self.fc1(features), approximate="tanh")))
 
 
 class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
@@ -253,16 +250,14 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
                     f"got class labels {got}; expected whole numbers [B] from 0 to "
                     f"{classes - 1}, or {classes} for no class."
                 )
-            labelled: Tensor = self.class_embedding(inputs.to(self._place))[:, None]
-            return labelled
+            return cast(Tensor, self.class_embedding(inputs.to(self._place))[:, None])
         shape = (config.condition_length, config.caption_dim)
         if not inputs.is_floating_point() or inputs.ndim != 3 or inputs.shape[1:] != shape:
             raise InputError(
                 f"got caption features of {inputs.dtype} with shape {list(inputs.shape)}; expected "
                 f"floats [B, {shape[0]}, {shape[1]}]. Pad or cut the caption."
             )
-        captioned: Tensor = self.caption(inputs.to(self._place, self.dtype))
-        return captioned
+        return cast(Tensor, self.caption(inputs.to(self._place, self.dtype)))
 
     def unconditional(self, rows: int) -> Tensor:
         """Return the embeddings [rows, L, hidden] that stand for no condition."""

@@ -9,6 +9,7 @@ The logits are u + s (c - u), combined before any processor sees them.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -46,7 +47,6 @@ class ImageTarget(CausalTarget):
 
     Args:
         model: A `LlamaGenModel`, or another model of codes that takes `inputs_embeds`.
-        conditions: The conditions that prompts may name.
         guidance_scale: s; 1 runs the conditional row alone.
         guidance_interval: (first, last) indices of the codes with guidance, last excluded; None
             for all.
@@ -127,8 +127,7 @@ class ImageTarget(CausalTarget):
 
     def head(self, states: Tensor) -> Tensor:
         """Return logits over the codes [..., V] of hidden states [..., hidden]."""
-        logits: Tensor = self.output_head(states)
-        return logits
+        return cast(Tensor, self.output_head(states))
 
     def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return guided logits of the kept queries [1, k, V]; see `CausalTarget.forward`."""
@@ -176,8 +175,7 @@ class ImageTarget(CausalTarget):
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the embeddings [B, n, hidden] of codes i64 [B, n]."""
-        embedded: Tensor = self.model.get_input_embeddings()(codes)
-        return embedded
+        return cast(Tensor, self.model.get_input_embeddings()(codes))
 
     def run(self, embedded: Tensor, positions: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the kept queries' logits over the codes [C * B, k, V], before guidance.
