@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ragspec.budget.base import BudgetPolicy, FixedBudget
+from ragspec.budget.base import FixedBudget
 from ragspec.budget.goodput import AutoBudget, make_budget
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError
@@ -103,7 +103,9 @@ class ImagePipeline:
         self.batch_size = checked_count(
             kind.batch_size if options.batch_size is None else options.batch_size, "batch_size"
         )
-        self.budget, nodes = _budget(kind, options.budget)
+        policy = make_budget(kind.nodes if options.budget is None else options.budget)
+        nodes = policy.nodes if isinstance(policy, FixedBudget) else kind.nodes
+        self.budget = policy if kind.adaptive_budget else make_budget(nodes)
         named = not (isinstance(rule, str) and rule == AUTO)
         rule = rule if named else kind.default_rule
         self.rule: Rule
@@ -345,12 +347,3 @@ class ImagePipeline:
         parts = torch.split(torch.as_tensor(codes), 1)
         pixels = torch.cat([self.family.pixels(each).cpu() for each in parts])
         return as_images(pixels, output_type)
-
-
-def _budget(
-    family: type[Family], budget: int | str | BudgetPolicy | None
-) -> tuple[BudgetPolicy, int]:
-    """Return the policy of a budget, and its number of draft nodes, or the family's number."""
-    policy = make_budget(family.nodes if budget is None else budget)
-    nodes = policy.nodes if isinstance(policy, FixedBudget) else family.nodes
-    return (policy if family.adaptive_budget else make_budget(nodes)), nodes
