@@ -69,8 +69,7 @@ class HostOptions:
         """Return the options of a mapping of JSON types or None; raise InputError for a bad one."""
         if not isinstance(options, Mapping | None):
             raise InputError(f"got the options {options!r}; expected a mapping of names to values.")
-        names = cls.__dataclass_fields__
-        expect_known("option", map(str, options or {}), names)
+        expect_known("option", map(str, options or {}), cls.__dataclass_fields__)
         return cls(**(options or {}))
 
 

@@ -90,8 +90,7 @@ def answer_questions(
     with optional_packages():
         from ray.data import ActorPoolStrategy
     actors = checked_count(actors, "actors")
-    batch_size = checked_count(batch_size, "batch_size")
-    answered: ray.data.Dataset = dataset.map_batches(
+    return dataset.map_batches(
         AnswerBatch,
         fn_constructor_kwargs={
             "make": documents if callable(documents) else _opener(documents, model),
@@ -99,12 +98,11 @@ def answer_questions(
             "sampling": None if sampling is None else seeded(sampling, "answer_questions()"),
             "options": options,
         },
-        batch_size=batch_size,
+        batch_size=checked_count(batch_size, "batch_size"),
         batch_format="numpy",
         compute=ActorPoolStrategy(size=actors),
         **(ray_options or {}),
     )
-    return answered
 
 
 def _opener(documents: Paths, model: str) -> Callable[[], DocQA]:

@@ -42,6 +42,7 @@ UNUSED = frozenset({"leaf_paths_from_mask", "debug_result"})
 # SGLang's defaults for NGRAM: nodes of a draft with its root, and running requests.
 NODES, REQUESTS = 12, 48
 PAD = 0
+WholeText = Callable[[], Sequence[int]]
 STORES = (
     'Build a store of the texts (`ragspec store build`), and name it: register("NAME", store=...).'
 )
@@ -167,9 +168,6 @@ def _check(name: str, method: Callable[..., object] | None, expected: tuple[str,
     if parameters != expected:
         form = f"{name}({', '.join(expected)})"
         raise SGLANG.differs(f"has {name}({', '.join(parameters)})", form)
-
-
-WholeText = Callable[[], Sequence[int]]
 
 
 class TreeCorpus:

@@ -34,8 +34,9 @@ from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import Sampling
 
 TOOL_ROLES = ("tool", "function")  # roles whose texts a template may leave out
-PARAMETERS = signature(Engine.from_pretrained).parameters
-SETTINGS = PARAMETERS.keys() - {"model", "options"} | {*OPTIONS, "chat_template"}
+_PARAMETERS = signature(Engine.from_pretrained).parameters
+DEFAULTS = {name: parameter.default for name, parameter in _PARAMETERS.items()}
+SETTINGS = DEFAULTS.keys() - {"model", "options"} | {*OPTIONS, "chat_template"}
 NO_TOOLS = "got tools; expected none, as texts are not parsed for calls of them."
 PER_STEP = ("per_step_accepted", "per_step_drafted")  # too long for metadata
 # Done once the asynchronous call ends, or is cancelled, whose thread reads this.
@@ -97,8 +98,7 @@ class HostWriter:
         if not isinstance(engine, Engine | None):
             raise InputError(f"got {type(engine).__name__} as the engine; expected an Engine.")
         expect_known("setting", settings, SETTINGS)
-        defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
-        changed = {k: value for k, value in settings.items() if value != defaults.get(k)}
+        changed = {k: value for k, value in settings.items() if value != DEFAULTS.get(k)}
         if changed and engine is not None:
             raise InputError(
                 f"got {', '.join(changed)} with an engine, which has its own. Leave them out, or "
@@ -108,8 +108,7 @@ class HostWriter:
         if self.engine.tokenizer is None:
             raise InputError("got an engine without a tokenizer; expected one that has it.")
         self._template = chat_template
-        config = self.engine.model.config
-        self.name = str(model or getattr(config, "name_or_path", "") or "")
+        self.name = str(model or getattr(self.engine.model.config, "name_or_path", "") or "")
         # The key of a cache of texts, unique if an engine or an object is passed.
         named = model is not None and all(isinstance(v, str | int | None) for v in changed.values())
         target = f"{type(self.engine.target).__name__} {self.engine.target.dtype}"
@@ -266,8 +265,8 @@ class HostModel(BaseModel):
     @property
     def _writer(self) -> HostWriter:
         """The writer of the settings, loaded again if one of them has changed."""
-        names = HostModel.model_fields.keys() - NAMES
-        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        fields = HostModel.model_fields
+        settings: dict[str, Any] = {name: getattr(self, name) for name in fields.keys() - NAMES}
         if self._loaded is None or self._loaded[0] != settings:
             self._loaded = settings, HostWriter(**settings)
         return self._loaded[1]

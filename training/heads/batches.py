@@ -16,6 +16,7 @@ from ragspec.verification.tree_session import MOST_LOGITS
 
 SHORTEST = 4  # minimum tokens of a text to learn from
 NEAR = 16  # batches whose texts are sorted by length together
+CACHE_BYTES = 4 << 30  # of states, for later epochs
 _MIX = 0x9E3779B97F4A7C15  # odd, so that adjacent seeds give distant streams
 
 
@@ -100,9 +101,6 @@ def _check_chunk(target: CausalTarget, chunk: list[int], whole: int) -> None:
             f"got a text of {whole} tokens that length={len(chunk)} cuts into pieces which the "
             f"target cannot read ({error}); expected it whole. Set length to {whole} or more."
         ) from error
-
-
-CACHE_BYTES = 4 << 30  # of states, for later epochs
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,8 +151,7 @@ class HeadTrainer:
                     "a training does not change; expected the same. Leave it out."
                 )
         kinds = config.layers.get("layer_types") or ()
-        windows = config.join == "inject" and "sliding_attention" in kinds
-        if config.markov_rank or windows:
+        if config.markov_rank or (config.join == "inject" and "sliding_attention" in kinds):
             what = "a Markov part" if config.markov_rank else "layers with windows"
             raise InputError(
                 f"got a head with {what}, which cannot be trained here; expected a head of DFlash "
@@ -163,18 +162,17 @@ class HeadTrainer:
                 f"got depth={settings.depth} for a head that does not read its own output; "
                 "expected 1. Set slots for the tokens that it drafts in one pass."
             )
-        check_head(self.head.config, target)
+        check_head(config, target)
         self.batches = Batches(
             target, texts, size=settings.batch_size, length=settings.length, seed=settings.seed
         )
         chunks, taps = self.batches.chunks, taps_of(config, target)
         self._read = read or StateReader(target, chunks, taps, head=self.head).read
         self._teacher = Teacher(target, self.head)
-        self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size
+        self.rate = settings.learning_rate or _RATE / config.hidden_size
         options: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": settings.weight_decay}
-        self.optimizer = torch.optim.AdamW(
-            self.head.parameters(), lr=self.rate, fused=True, **options
-        )
+        options |= {"lr": self.rate, "fused": True}
+        self.optimizer = torch.optim.AdamW(self.head.parameters(), **options)
         self.steps = 0
         self._spent = 0.0  # seconds of runs before this one
 
@@ -244,16 +242,14 @@ class HeadTrainer:
     def _marks(self) -> dict[str, object]:
         """Return all that must be the same to resume a run; steps and seconds may differ."""
         settings = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
-        texts = {"texts": self.batches.digest(), "conditions": self._begins()}
-        config = self.head.config
-        return {**settings, **_fixed(config), **texts, "model": asdict(config)}
-
-    def _begins(self) -> str:
-        """Return a hash of the first tokens' embeddings: condition ids alone identify nothing."""
-        first = sorted({piece[0] for piece in self.batches.chunks})
+        # Condition ids alone identify nothing, so the embeddings of the first tokens are hashed.
+        first = sorted({chunk[0] for chunk in self.batches.chunks})
         with torch.no_grad():
             read = self.target.embed(torch.tensor([first], device=self.target.device))
-        return hashlib.sha256(read.float().cpu().numpy().tobytes()).hexdigest()
+        conditions = hashlib.sha256(read.float().cpu().numpy().tobytes()).hexdigest()
+        texts = {"texts": self.batches.digest(), "conditions": conditions}
+        config = self.head.config
+        return {**settings, **_fixed(config), **texts, "model": asdict(config)}
 
 
 def _schedule(part: float) -> float:
