@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ragspec.engine.plain_text import render_chat
-from ragspec.errors import InputError, UnknownNameError
-from ragspec.registry import unknown
+from ragspec.errors import InputError
+from ragspec.registry import expect_known
 from ragspec.storage.filesystem import expect_path, read_input
 from ragspec.types import Tokenizer
 
@@ -179,7 +179,7 @@ def find_template(prompt: str | Path | PromptTemplate, system: str | None = None
 
         path = expect_path(prompt, "prompt", "a name, a Jinja file or a PromptTemplate")
         if not path.exists() and isinstance(prompt, str) and not path.suffix:
-            raise UnknownNameError(unknown("prompt", prompt, TEMPLATES))
+            expect_known("prompt", [prompt], TEMPLATES)
         try:
             template = PromptTemplate(str(path), template=read_input(path, "the prompt template"))
             if not Environment().parse(template.template or "").body:

@@ -13,13 +13,13 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.errors import InputError, UnknownNameError, pluralize
+from ragspec.errors import InputError, pluralize
 from ragspec.models.checks import CONFIG, check_dtype, read_config
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import argument, option, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.registry import names, unknown
+from ragspec.registry import expect_known, names
 from ragspec.sampling.settings import fresh_seed
 from ragspec.storage.filesystem import write_output
 from ragspec.visual import checks as visual
@@ -72,9 +72,7 @@ class DrawOptions:
         None, "Draft nodes per step: auto, or a number. Default: 12, of masked 4."
     )
     n: int = option(1, "Images of each prompt or class.", "--n", "-n", min=1)
-    seed: int | None = option(
-        None, "Random seed. Chosen at random and printed if omitted.", "--seed"
-    )
+    seed: int | None = option(None, "Random seed. Chosen at random and printed if omitted.")
     guidance: float | None = option(
         None, "Guidance scale, 1 for none. Default: the family's, mostly 2."
     )
@@ -102,8 +100,8 @@ class DrawOptions:
             checks.check_budget(self.budget)
         if self.guidance is not None:
             visual.check_setting("guidance_scale", self.guidance)
-        if self.family is not None and self.family not in names("family"):
-            raise UnknownNameError(unknown("family", self.family, names("family")))
+        if self.family is not None:
+            expect_known("family", [self.family], names("family"))
         if self.json is not None and (self.json.parent != self.out or self.json.exists()):
             checks.check_output(self.json, checks.JSON)
         self._check_model()
@@ -166,8 +164,8 @@ class DrawOptions:
     @property
     def settings(self) -> dict[str, str | float]:
         """The settings of rule and denoising by name."""
-        every = parse_settings(self.setting)
-        return {name: value for name, value in every.items() if name not in PLACE}
+        every = parse_settings(self.setting).items()
+        return {name: value for name, value in every if name not in PLACE}
 
     @property
     def place(self) -> o.PlaceOptions:

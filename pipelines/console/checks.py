@@ -7,13 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ragspec import registry
-from ragspec.errors import (
-    DocumentError,
-    InputError,
-    ModelNotFoundError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
+from ragspec.errors import DocumentError, InputError, ModelNotFoundError, UnsupportedModelError
 from ragspec.models.checks import check_head_files, check_language_model, check_tokenizer
 from ragspec.models.resolve import resolve_model
 from ragspec.storage.store import check_writable, expect_none, read_current
@@ -119,16 +113,14 @@ def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> Non
     if "none" in names[1:] or names[:1] == ["none"] != names:
         raise InputError(f"got drafters {','.join(names)}; expected none by itself. Leave it out.")
     for name in names:
-        if name in choices:
-            continue
-        if name and Path(name).expanduser().is_dir():
+        if name and name not in choices and Path(name).expanduser().is_dir():
             check_head_files(Path(name).expanduser())
-        elif "/" in name or "\\" in name:
+        elif name not in choices and ("/" in name or "\\" in name):
             raise ModelNotFoundError(
                 f"{name} is no folder; expected that of a head, as `ragspec train-head` writes it."
             )
         else:
-            raise UnknownNameError(registry.unknown("drafter", name, choices))
+            registry.expect_known("drafter", [name], choices)
 
 
 def check_need(need: str, drafters: Iterable[str], there: object) -> None:
