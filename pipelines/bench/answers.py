@@ -20,7 +20,7 @@ from ragspec.storage.filesystem import write_output
 if TYPE_CHECKING:
     from ragspec.pipelines.answering.answerer import Answerer
 
-
+SUPPORT = ("supported", "quoted", "unsupported")
 _MISNAMED = re.compile("(gold|answer|expect|refer)", re.IGNORECASE)
 
 
@@ -175,9 +175,7 @@ def summary(rows: Sequence[AnswerRow]) -> dict[str, str]:
         "passages hold an answer": share(row.passages for row in answerable),
         "sentences hold an answer": share(row.sentences for row in answerable),
         "right answers": share(row.right for row in answerable),
-        "supported": share(row.support == "supported" for row in written),
-        "quoted": share(row.support == "quoted" for row in written),
-        "unsupported": share(row.support == "unsupported" for row in written),
+        **{kind: share(row.support == kind for row in written) for kind in SUPPORT},
         "wrong and supported": share(row.support == "supported" for row in wrong),
         "refused, has an answer": share(row.refused for row in answerable),
         "refused, has none": share(row.refused for row in rows if not row.answers),

@@ -25,6 +25,7 @@ RESAMPLES = 2000
 GREEDY, LOOKUP, ASSISTANT = PEERS = ("hf-greedy", "hf-lookup", "hf-assistant")  # transformers'
 PLAIN = ("plain", GREEDY)
 DEFAULT_VARIANTS = (*PEERS, "plain", "context", "model", "fused")
+NO_VALUE = "-"
 
 
 def peer_of(name: str) -> str:
@@ -63,8 +64,6 @@ class Outcome:
 
 # A configuration to measure: returns the outcome of an item with at most so many new tokens.
 Variant = Callable[[BenchItem, int], Outcome]
-
-
 Repeats = Sequence[Outcome]  # all runs of one item in one variant
 Runs = Sequence[Mapping[str, Repeats]]
 
@@ -236,12 +235,6 @@ def _measure(
                 whole = replace(whole, prefill=variants[name](item, 1).seconds)
             runs[name].append(whole)
     return runs
-
-
-# --- The results ---
-
-
-NO_VALUE = "-"
 
 
 def cells(row: BenchRow) -> dict[str, str]:

@@ -167,9 +167,6 @@ def ask_and_show(
     run_and_show(write, engine, text, terminal)
 
 
-# --- One long document ---
-
-
 class LongTextOptions(o.TextOptions):
     """Text options with which the target itself may read for "rapid"."""
 

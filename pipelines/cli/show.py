@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from ragspec.sampling.settings import Sampling
 
 INTERRUPTED = 130
+AROUND = 80  # characters of the document shown on each side of a sentence
+SUPPORT = {
+    "supported": "supported: one sentence speaks of the question and has what the answer says",
+    "quoted": "quoted: check that the quotation answers the question",
+    "unsupported": "unsupported: no one sentence surely speaks of the question and has all that "
+    "this says; check it yourself",
+}
 OnRead = Callable[[int, int], None] | None
 OnText = Callable[[str], None]
 
@@ -165,15 +172,6 @@ def _note_sources(answer: Answer, terminal: Terminal) -> None:
     note_end(answer, terminal)
 
 
-SUPPORT = {
-    "supported": "supported: one sentence speaks of the question and has what the answer says",
-    "quoted": "quoted: check that the quotation answers the question",
-    "unsupported": "unsupported: no one sentence surely speaks of the question and has all that "
-    "this says; check it yourself",
-}
-AROUND = 80  # characters of the document shown on each side of a sentence
-
-
 def note_support(answer: Answer, terminal: Terminal) -> None:
     """Note how far the documents support an answer, and by which sentence."""
     by = answer.supporting
@@ -203,14 +201,12 @@ def note_sentences(sentences: Sequence[Sentence], terminal: Terminal) -> None:
         terminal.marked(before, each.text, after)
 
 
-# --- The comparison ---
-# A forward over several positions may round differently from one over a single position. So in bf16
-# and fp16 two tokens of almost equal score may change places; the margin says how close they were.
-
-
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first token at which two runs differ.
+
+    A forward over several positions may round differently from one over a single position. So in
+    bf16 and fp16 two tokens of almost equal score may change places.
 
     Attributes:
         plain, speculative: Token ids at the index, None past the end.

@@ -34,6 +34,9 @@ app = typer.Typer(no_args_is_help=True, help="Corpora to draft from: build, fill
 
 StoreArgument = Annotated[Path, Argument(metavar="STORE", help="A corpus on disk.")]
 SOURCES = "Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."
+COLUMNS = ("name", "scope", "source")  # of the table of segments
+PREFIX = 12  # characters of a fingerprint to show
+FLUSH_SECONDS = 60.0  # between two writes of answers to disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,6 @@ class AnswerOptions:
         checks.check_new_store(self.out, "corpus")
         self.engine.check_needs()
         checked_scope(self.tenant)
-
-
-COLUMNS = ("name", "scope", "source")  # of the table of segments
-PREFIX = 12  # characters of a fingerprint to show
-FLUSH_SECONDS = 60.0  # between two writes of answers to disk
 
 
 def load_tokenizer(name: str) -> Tokenizer:

@@ -9,15 +9,13 @@ from contextlib import ExitStack, contextmanager
 
 # Control characters, marks of text direction, and lone surrogates.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+WIDEST = 10_000  # columns of a table in a pipe or a log, where nothing is cut
+LOG_SECONDS = 10.0  # between two lines about one work where no terminal shows a spinner
 
 
 def printable(text: str) -> str:
     """Replace characters by which a text could control the terminal."""
     return UNPRINTABLE.sub("\ufffd", text)
-
-
-WIDEST = 10_000  # columns of a table in a pipe or a log, where nothing is cut
-LOG_SECONDS = 10.0  # between two lines about one work where no terminal shows a spinner
 
 
 class Terminal:

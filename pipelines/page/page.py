@@ -4,6 +4,8 @@ from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
+from markupsafe import Markup
+
 from ragspec.pipelines.page.run_view import RunView
 from ragspec.pipelines.page.tree_view import draft_views
 from ragspec.reports.trace import DAMAGE, Trace, damaged, read_trace
@@ -33,16 +35,11 @@ def trace_page(trace: Trace) -> str:
     drafts = draft_views(trace)
     chosen = max(drafts, key=lambda view: view.accepted).number if drafts else 0
     values = {"run": RunView(trace), "drafts": drafts, "chosen": chosen}
-    return render_template("page.html.j2", **values, script=_script() if drafts else None)
-
-
-def _script() -> dict[str, str]:
-    """Return the page's only script, and its hash for the content security policy."""
-    from markupsafe import Markup
-
-    text = (TEMPLATES / SCRIPT).read_text(encoding="utf-8")
-    digest = b64encode(sha256(text.encode("utf-8")).digest()).decode("ascii")
-    return {"text": Markup(text), "hash": f"sha256-{digest}"}
+    code = (TEMPLATES / SCRIPT).read_text(encoding="utf-8")
+    digest = b64encode(sha256(code.encode("utf-8")).digest()).decode("ascii")
+    # The hash is for the content security policy.
+    script = {"text": Markup(code), "hash": f"sha256-{digest}"} if drafts else None
+    return render_template("page.html.j2", **values, script=script)
 
 
 def render_template(name: str, **values: object) -> str:

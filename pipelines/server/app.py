@@ -76,8 +76,6 @@ class Routes:
             raise ApiError(503, f"{failure}; wait until /health says ready.", "not_ready")
         return self.loading.result()
 
-    # The routes.
-
     async def health(self) -> Response:
         """Return whether requests are served."""
         if self.serving is None or self.stopping:
@@ -140,8 +138,6 @@ class Routes:
         """Return the counters in Prometheus' form."""
         page = generate_latest(self.served.metrics.registry)
         return Response(page, media_type=CONTENT_TYPE_LATEST)
-
-    # Texts.
 
     async def _alone(self, request: Request, work: Callable[[Callable[[], bool]], T]) -> T:
         """Return the result of long work; its argument says whether the client has disconnected."""

@@ -27,6 +27,7 @@ from ragspec.reports.generation import Generation, place_tokens
 from ragspec.sampling.text_output import PlacedToken
 
 T = TypeVar("T")
+Piece = tuple[int, str, list[PlacedToken] | None, Generation | None]
 STALL = 10.0  # seconds after which a stream that is not read ends
 # When the server stops, the engine ends running texts after `drain` seconds, and so the streams.
 AppStatus.enable_automatic_graceful_drain = False
@@ -196,9 +197,6 @@ async def until_disconnected(request: Request, work: Awaitable[T]) -> T:
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-Piece = tuple[int, str, list[PlacedToken] | None, Generation | None]
 
 
 async def read_texts(running: RunningTexts) -> AsyncIterator[Piece]:
