@@ -12,6 +12,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+from ragspec import __version__
 from ragspec.errors import RagspecError
 from ragspec.pipelines.bench.cli import app as bench_app
 from ragspec.pipelines.cli.ask import ask, ask_iterative, ask_long
@@ -94,8 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show_version(selection: bool) -> None:
     if selection:
-        from ragspec import __version__
-
         Terminal().line(f"ragspec {__version__}")
         raise typer.Exit
 

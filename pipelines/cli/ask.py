@@ -217,7 +217,7 @@ class LongOptions:
             )
         if self.doc is not None:
             checks.check_paths(self.doc)
-        if not self.saved and self.doc is None:
+        elif not self.saved:
             folder = "none" if self.save_cache is None else f"{self.save_cache}, which holds none"
             raise InputError(
                 f"Expected --doc FILE, or --save-cache FOLDER with a saved document; got {folder}."

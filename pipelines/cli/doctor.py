@@ -9,12 +9,11 @@ from typing import Any
 
 from ragspec import __version__
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.storage.filesystem import cache_directory
 
 
 def examine() -> dict[str, object]:
     """Return all findings as JSON types; packages are those that ragspec and its extras name."""
-    from ragspec.storage.filesystem import cache_directory
-
     packages: dict[str, str | None] = {}
     missing, requirements = list[str](), list[str]()
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from safetensors import SafetensorError, safe_open
 from typer import Argument
 
 from ragspec.errors import ModelError, UnknownNameError
@@ -107,8 +108,6 @@ def known_models() -> list[dict[str, Any]]:
 
 def _facts(folder: Path) -> dict[str, object]:
     """Return parameters and context of a model folder, as far as its files have them."""
-    from safetensors import SafetensorError, safe_open
-
     weights, facts = 0, dict[str, object]()
     with suppress(OSError, SafetensorError):
         for path in folder.rglob("*.safetensors"):

@@ -63,9 +63,8 @@ def load(options: ServeOptions, terminal: Terminal) -> "Serving":
 
     with terminal.working("loading the model"):
         loaded = options.engine.load_engine()
-    images = {
-        Path(name).name: visual.ImagePipeline.from_pretrained(name) for name in options.images
-    }
+    open_images = visual.ImagePipeline.from_pretrained
+    images = {Path(name).name: open_images(name) for name in options.images}
     for each in images.values():
         each.set_progress_bar_config(disable=True)  # the log has a line for each request
     serving = Serving(

@@ -140,14 +140,13 @@ def _answer(
 ) -> list[Generation]:
     """Return the greedy answers; note and leave out prompts that are too long."""
     try:
-        answers: list[Generation] = engine.generate(prompts, max_new_tokens=max_new_tokens)
+        return list(engine.generate(prompts, max_new_tokens=max_new_tokens))
     except PromptTooLongError as error:
         if len(prompts) == 1:
             terminal.note(f"left out: {error}")
             return []
         results = [_answer(engine, [prompt], max_new_tokens, terminal) for prompt in prompts]
         return [answer for answers in results for answer in answers]
-    return answers
 
 
 def _open_for(engine: Engine, out: Path) -> CorpusIndex:

@@ -133,16 +133,15 @@ def train_from_files(
     from ragspec.verification.open import open_target
 
     o.silence_transformers()
-    settings, place = settings or options.training(), options.place
+    settings = settings or options.training()
+    place = options.place.device, options.place.dtype
     if pictures:
-        target, texts = load_pictures(
-            options.model, pictures, settings.seed, place.device, place.dtype
-        )
+        target, texts = load_pictures(options.model, pictures, settings.seed, *place)
         # A piece of a picture without its condition would teach the head nonsense.
         settings = replace(settings, length=max(settings.length, *map(len, texts)))
     else:
         with terminal.working("loading the model"):
-            loaded, tokenizer = load_model(options.model, place.device, place.dtype)
+            loaded, tokenizer = load_model(options.model, *place)
         target = open_target(loaded)
         with counting(terminal, "reading") as on_progress:
             read = at_most(tokenized(rows, tokenizer, on_progress), options.max_tokens)

@@ -4,6 +4,7 @@ from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
 from ragspec.pipelines.page.run_view import RunView
@@ -17,8 +18,6 @@ SCRIPT = "steps.js.j2"
 
 def write_page(trace: Path | str, out: Path | str) -> None:
     """Write the page of a trace file; raise InputError if one of them cannot be read or written."""
-    from jinja2 import UndefinedError
-
     parsed = read_trace(trace)
     try:
         page = trace_page(parsed)
@@ -44,8 +43,6 @@ def trace_page(trace: Trace) -> str:
 
 def render_template(name: str, **values: object) -> str:
     """Return a template of this folder, filled; every value is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

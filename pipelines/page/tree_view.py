@@ -102,9 +102,8 @@ class _Pictures:
         """Yield class, text and tooltip of the root, of the nodes, and of the target's tokens."""
         tree = step.tree
         yield "root", printed(before), "the text before this draft"
-        for node, (token, name) in enumerate(
-            zip(tree.tokens.tolist(), sources_of(step), strict=True)
-        ):
+        drafted = zip(tree.tokens.tolist(), sources_of(step), strict=True)
+        for node, (token, name) in enumerate(drafted):
             text, css, fate = self._text(token), self.colours[name], "not accepted"
             if node in step.path:
                 css, fate = f"{css} kept", "accepted"
