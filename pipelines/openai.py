@@ -75,11 +75,7 @@ def read_settings(*settings: Mapping[str, object] | None, stop: object = None) -
 
 
 def _by_name(settings: Mapping[str, object], earlier: object) -> dict[str, object]:
-    """Return settings by our names, without None.
-
-    Args:
-        earlier: The log-probabilities that earlier mappings ask for.
-    """
+    """Return settings by our names, without None; `earlier` mappings may ask for logprobs."""
     named, typed = dict[str, object](), dict[str, str]()
     expect_known("setting", settings, NAMES)
     for name, value in settings.items():

@@ -174,9 +174,6 @@ def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
     return sorted(separate)
 
 
-# --- Support ---
-
-
 class Support(StrEnum):
     """How far the documents support an answer."""
 

@@ -188,5 +188,4 @@ def _conversation(
     messages = [{"role": r, "content": text} for r, text in zip(roles, marked, strict=True)]
     variables = body.chat_template_kwargs or {}  # of the REFUSED, those that ask for nothing
     variables = {name: value for name, value in variables.items() if name not in REFUSED}
-    text = render_chat(tokenizer, messages, **variables)
-    return placed(tokenizer, text, hits)
+    return placed(tokenizer, render_chat(tokenizer, messages, **variables), hits)

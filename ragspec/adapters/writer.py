@@ -274,11 +274,7 @@ class HostModel(BaseModel):
     def request(
         self, per_call: Mapping[str, object], bookkeeping: Collection[str], stop: object = None
     ) -> GenerateRequest:
-        """Return the request of a call; raise InputError for tools.
-
-        Args:
-            bookkeeping: Keywords that the host passes on for its own use.
-        """
+        """Return the request of a call without the host's bookkeeping; refuse tools."""
         if per_call.get("tools") or per_call.get("functions"):
             raise InputError(NO_TOOLS)
         named = {name: value for name, value in per_call.items() if name not in bookkeeping}

@@ -54,11 +54,7 @@ class Teacher:
 
 
 def head_output(head: DraftHead, output: Output, number: int = 0) -> Output:
-    """Return the function from a head's states in a round to its logits f32.
-
-    Args:
-        output: The target's.
-    """
+    """Return the function from a head's states in a round to its logits f32, by the target's."""
     rows = head.outputs[number] if isinstance(head, MedusaHead) else head.output
     return output if rows is None else lambda states: rows(states).float()
 
@@ -114,10 +110,8 @@ def rounds(
     """Yield the head's output [R, n, H] of each round, n = T - 1, or of each slot.
 
     Rounds after the first begin at the first place to learn from: [R, n - start, H]. Place start +
-    i of round k is valid from i = k on. A round attends to the keys of those before it.
-
-    Args:
-        mask: See `Teacher`.
+    i of round k is valid from i = k on. A round attends to the keys of those before it. For `mask`
+    see `Teacher`.
     """
     from transformers import DynamicCache
 

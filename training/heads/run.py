@@ -136,11 +136,7 @@ class HeadRun:
         return last
 
     def finish(self, last: TrainingProgress | None) -> None:
-        """Write the best head; delete the checkpoint, unless fewer steps were asked for.
-
-        Args:
-            last: The last step of this run, None for none.
-        """
+        """Write the best head; delete the checkpoint, unless fewer steps were asked for."""
         if last is None and self.trainer.part > 1.0:
             self.write()
             done = f"{pluralize(self.trainer.steps, 'step')} done, more than were asked for"

@@ -139,10 +139,9 @@ class HeadTrainer:
         size, tokens = settings.draft_vocab_size, None
         if head is None and size is not None:
             tokens = frequent_tokens(texts, size, target.vocab_size)
-        first, form = seeded(settings.seed, 0, 0), settings.form or "eagle1"
-        self.head = head or fresh_head(
-            target, first, form=form, tokens=tokens, slots=settings.slots or 4
-        )
+        first, slots = seeded(settings.seed, 0, 0), settings.slots or 4
+        form = settings.form or "eagle1"
+        self.head = head or fresh_head(target, first, form=form, tokens=tokens, slots=slots)
         config = self.head.config
         for name, fixed in _fixed(config).items():
             if (got := getattr(settings, name)) not in (None, fixed):
@@ -201,9 +200,8 @@ class HeadTrainer:
         noise = settings.noise * (sample - 0.5).to(read.states.device)
         half = self.target.dtype == torch.bfloat16  # needs no scaled loss, unlike float16
         with torch.autocast(read.states.device.type, torch.bfloat16, enabled=half):
-            loss, agreement = head_loss(
-                self.head, self._teacher, read, noise=noise, depth=settings.depth
-            )
+            depth = settings.depth
+            loss, agreement = head_loss(self.head, self._teacher, read, noise=noise, depth=depth)
         if not math.isfinite(value := float(loss.detach())):
             raise InputError(
                 f"got a loss of {value} in step {self.steps + 1}; expected a finite number. Lower "
