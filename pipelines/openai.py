@@ -189,15 +189,15 @@ def figures(texts: Sequence[Generation]) -> dict[str, object]:
     firsts = [text for text in texts if not text.sample]
     read = sum(len(text.prompt_tokens) for text in firsts)
     written = sum(len(text.tokens) for text in texts)
+    cached = sum(text.report.cached_tokens for text in firsts)
     histogram = total.acceptance_histogram
+    accepted = [sum(histogram[place:]) for place in range(1, len(histogram))]
     return {
         "usage": {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
-            "prompt_tokens_details": {
-                "cached_tokens": sum(text.report.cached_tokens for text in firsts)
-            },
+            "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": total.accepted_prediction_tokens,
                 "rejected_prediction_tokens": total.rejected_prediction_tokens,
@@ -208,9 +208,7 @@ def figures(texts: Sequence[Generation]) -> dict[str, object]:
                 "num_drafts": sum(1 for count in total.per_step_drafted if count),
                 "num_draft_tokens": total.drafted,
                 "num_accepted_tokens": total.accepted,
-                "num_accepted_tokens_per_pos": [
-                    sum(histogram[place:]) for place in range(1, len(histogram))
-                ],
+                "num_accepted_tokens_per_pos": accepted,
                 "num_forwards": total.forwards,
                 "accepted_by_source": total.accepted_by_source,
                 "label": texts[0].label,

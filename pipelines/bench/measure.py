@@ -144,7 +144,6 @@ def run_benchmark(
     Args:
         variants: Variants by name. Ratios are against `choose_baseline`.
         skip_loops: Leave looping and very short texts out of the ratios.
-        on_progress: Called with a line for each item.
     """
     baseline, rows = choose_baseline(variants), []
     plain = "plain" if "plain" in variants else next(iter(variants))

@@ -151,7 +151,3 @@ def doctor(json: o.JsonOption = False) -> None:
     show(findings, terminal)
     if findings["missing"]:
         raise typer.Exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

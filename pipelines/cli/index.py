@@ -148,6 +148,5 @@ def _change(
         if names := getattr(done, what):
             more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
             terminal.note(f"{what} {len(names)}: {', '.join(names[:LISTED])}{more}")
-    terminal.note(
-        f"{pluralize(done.unchanged, 'document')} unchanged" if done else "nothing has changed"
-    )
+    unchanged = f"{pluralize(done.unchanged, 'document')} unchanged"
+    terminal.note(unchanged if done else "nothing has changed")

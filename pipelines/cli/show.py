@@ -108,9 +108,8 @@ def answer_result(question: str, answer: Answer, **facts: object) -> Result:
         for record in fields["citations"]
     ]
     # The origin of a draft is the number of its passage in the prompt.
-    names = tuple(
-        f"{hit.document.name}, passage {number}" for number, hit in enumerate(answer.passages, 1)
-    )
+    passages = enumerate(answer.passages, 1)
+    names = tuple(f"{hit.document.name}, passage {number}" for number, hit in passages)
     extra = {name: fields[name] for name in ("answer", "refused", "sentences")}
     extra |= {"question": question, "citations": quotes}
     return Result(answer.generation, fields, names, extra, answer)
@@ -272,11 +271,13 @@ def compare(
             margin = margin_at(engine, plain, index, same_seed(sampling, speculative))
             divergence = Divergence(index, token, ours, margin)
             break
-    ratios: list[float | None] = [None, None]
+    ratio: float | None = None
+    decode_ratio: float | None = None
     if len(plain.tokens) == len(speculative.tokens):
         pairs = (one.seconds, other.seconds), (one.decode_seconds, other.decode_seconds)
-        ratios = [slow / fast if fast > 0 else 0.0 for slow, fast in pairs]
-    return Comparison(one.seconds, other.seconds, *ratios, divergence is None, divergence)
+        ratio, decode_ratio = (slow / fast if fast > 0 else 0.0 for slow, fast in pairs)
+    times = one.seconds, other.seconds, ratio, decode_ratio
+    return Comparison(*times, divergence is None, divergence)
 
 
 def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling) -> float:

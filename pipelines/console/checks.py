@@ -12,9 +12,7 @@ from ragspec.models.checks import check_head_files, check_language_model, check_
 from ragspec.models.resolve import resolve_model
 from ragspec.storage.store import check_writable, expect_none, read_current
 
-OPTION_OF_NEED = MappingProxyType(
-    {"store": "--store or --set history=", "draft model": "--draft-model"}
-)
+SOURCES = MappingProxyType({"store": "--store or --set history=", "draft model": "--draft-model"})
 # The files of the drafters have these too, and import torch.
 NEEDS = MappingProxyType({"store": ("rest",), "draft model": ("model", "fused", "rapid")})
 STORED = ("suffix", "rest", "select", "hierarchy", "rasd", "auto")  # which use a store
@@ -127,9 +125,7 @@ def check_need(need: str, drafters: Iterable[str], there: object) -> None:
     """Raise InputError if a drafter needs a store or a draft model and none is there."""
     for name in drafters:
         if name in NEEDS[need] and not there:
-            raise InputError(
-                f"{name} got no {need}; expected one. Give it with {OPTION_OF_NEED[need]}."
-            )
+            raise InputError(f"{name} got no {need}; expected one. Give it with {SOURCES[need]}.")
 
 
 def check_stored(drafters: Collection[str], stored: Collection[str] = STORED) -> None:

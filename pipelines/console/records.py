@@ -43,8 +43,6 @@ def setting(
     """Return a field that is set by --set NAME=VALUE.
 
     Args:
-        text: The help, a noun phrase or a sentence.
-        least, most: The limits of a number.
         parse: Returns the value of a text that pydantic does not read by the type alone.
     """
     return _marked(default, Setting(help=text, min=least, max=most, parser=parse))

@@ -165,9 +165,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Row]]:
         raise DocumentError(f"{path} holds no rows; expected a jsonl or parquet file.")
     where = f"{path}, line 1"
     try:
-        with (gzip.open if name.endswith(".gz") else open)(
-            path, "rt", encoding="utf-8-sig"
-        ) as file:
+        opener = gzip.open if name.endswith(".gz") else open
+        with opener(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 where = f"{path}, line {number}"
                 if line.strip():

@@ -27,10 +27,7 @@ def write_page(trace: Path | str, out: Path | str) -> None:
 
 
 def trace_page(trace: Trace) -> str:
-    """Return the page of a trace as HTML; without drafts it has no script.
-
-    The page opens at the step with the longest accepted path.
-    """
+    """Return the page of a trace as HTML, opened at the step with the longest accepted path."""
     drafts = draft_views(trace)
     chosen = max(drafts, key=lambda view: view.accepted).number if drafts else 0
     values = {"run": RunView(trace), "drafts": drafts, "chosen": chosen}

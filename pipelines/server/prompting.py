@@ -118,10 +118,7 @@ def read_completion(
 
 
 def _read(body: TextRequest, engine: Engine, logprobs: int | None) -> GenerateRequest:
-    """Return the settings but for the limit of new tokens.
-
-    The defaults are OpenAI's: temperature 1 over all tokens.
-    """
+    """Return the settings, by default OpenAI's temperature of 1, but for the limit of tokens."""
     settings = {name: getattr(body, name) for name in SETTINGS}
     request = read_settings({"temperature": 1.0, "logprobs": logprobs}, settings)
     if body.prediction is not None:
@@ -174,10 +171,7 @@ def _hit_of(number: int, document: DocumentText | str) -> Hit:
 def _conversation(
     body: ChatRequest, turns: Sequence[str], hits: Sequence[Hit], documents: DocQA
 ) -> Prompt:
-    """Return the prompt of the turns, with the passages in the last one.
-
-    Without a chat template it has the texts of the turns alone, separated by blank lines.
-    """
+    """Return the prompt of the turns, with the passages in the last one of a chat template."""
     tokenizer = documents.engine.tokenizer
     marked = [mark_special_tokens(text, tokenizer) for text in turns]
     if not is_chat(tokenizer):

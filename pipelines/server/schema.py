@@ -127,9 +127,6 @@ class DocumentText(Body):
     title: Annotated[str, Field(max_length=1000)] | None = None
 
 
-Documents = list[DocumentText | Filled]
-
-
 class PredictedContent(Body):
     """A text that the output is expected to resemble (Predicted Outputs)."""
 
@@ -187,7 +184,9 @@ class ChatRequest(TextRequest):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: Annotated[Documents, Field(max_length=MOST_DOCUMENTS)] | None = None
+    documents: Annotated[list[DocumentText | Filled], Field(max_length=MOST_DOCUMENTS)] | None = (
+        None
+    )
 
 
 class CompletionRequest(TextRequest):

@@ -29,6 +29,8 @@ from ragspec.sampling.text_output import PlacedToken
 T = TypeVar("T")
 Piece = tuple[int, str, list[PlacedToken] | None, Generation | None]
 STALL = 10.0  # seconds after which a stream that is not read ends
+# Few threads, as each retains the memory of its largest task.
+_WORKERS = ThreadPoolExecutor(2, "ragspec-server")
 # When the server stops, the engine ends running texts after `drain` seconds, and so the streams.
 AppStatus.enable_automatic_graceful_drain = False
 
@@ -169,10 +171,6 @@ def _expect_whole(generation: Generation) -> Generation:
     if generation.finish_reason == "cancelled":
         raise ApiError(503, "the server stopped before the text ended; ask again.", "stopping")
     return generation
-
-
-# Few threads, as each retains the memory of its largest task.
-_WORKERS = ThreadPoolExecutor(2, "ragspec-server")
 
 
 async def run_in_thread(work: Callable[..., T], *arguments: object) -> T:

@@ -135,12 +135,9 @@ class KnownTexts:
         self._sessions: list[tuple[bytes, HostText]] = []  # the least recently used first
 
     def refresh(self, rows: Iterable[tuple[NDArray[np.int32], list[int]]]) -> list[HostText]:
-        """Return the session of each text, known or opened, with its new tokens.
+        """Return the session of each text, known or opened by its tokens [T], with its new ones.
 
         Of the sessions that are not used, the oldest that exceed the limits are dropped.
-
-        Args:
-            rows: Of each text the tokens before [T], and the new ones.
         """
         live: list[tuple[bytes, HostText]] = []
         for before, new in rows:

@@ -274,7 +274,7 @@ class HostModel(BaseModel):
     def request(
         self, per_call: Mapping[str, object], bookkeeping: Collection[str], stop: object = None
     ) -> GenerateRequest:
-        """Return the request of a call without the host's bookkeeping; refuse tools."""
+        """Return a call's request without the host's `bookkeeping`; raise InputError for tools."""
         if per_call.get("tools") or per_call.get("functions"):
             raise InputError(NO_TOOLS)
         named = {name: value for name, value in per_call.items() if name not in bookkeeping}
