@@ -298,8 +298,6 @@ def _open_document(
     if long.save_cache is not None:
         with terminal.working("saving it"):
             document.save(long.save_cache)
-        terminal.note(
-            f"saved in {long.save_cache}: {document.tokens:,} tokens, "
-            f"{document.bytes / 1e6:,.0f} MB"
-        )
+        size = f"{document.tokens:,} tokens, {document.bytes / 1e6:,.0f} MB"
+        terminal.note(f"saved in {long.save_cache}: {size}")
     return document

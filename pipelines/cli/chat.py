@@ -23,7 +23,6 @@ COMMANDS = {
     "/help": "this list",
     "/exit": "leave (so does Ctrl-D)",
 }
-PROMPT = "> "
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +140,6 @@ def read_lines() -> Iterator[str]:
 
     while True:
         try:
-            yield input(PROMPT)
+            yield input("> ")
         except EOFError:
             return

@@ -19,7 +19,6 @@ from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import unknown
 from ragspec.verification.onnx.record import cached_graphs
 
-LICENCE_NAME = "Apache-2.0"
 PUBLISHED_FACTS = ("licence", "context", "parameters", "megabytes")
 
 app = typer.Typer(name="models", help="List the models that can be named, or fetch one.")
@@ -87,7 +86,7 @@ def remove(
 def known_models() -> list[dict[str, Any]]:
     """Return a record for every model with a name: its size and folder, or how to get it."""
     records: list[dict[str, Any]] = [
-        {"name": name, "licence": LICENCE_NAME, "folder": str(folder), **_facts(folder)}
+        {"name": name, "licence": "Apache-2.0", "folder": str(folder), **_facts(folder)}
         for name, folder in resolve.BUNDLED.items()
     ]
     for name, model in resolve.PUBLISHED.items():

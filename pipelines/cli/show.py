@@ -245,10 +245,8 @@ class Comparison:
         if self.first_divergence is None:
             return f"{times}, the same tokens"
         at = self.first_divergence
-        return (
-            f"{times}; the tokens part at number {at.index}, "
-            f"where the best two are {at.margin:.2g} apart"
-        )
+        margin = f"where the best two are {at.margin:.2g} apart"
+        return f"{times}; the tokens part at number {at.index}, {margin}"
 
 
 def plain_engine(engine: Engine) -> Engine:

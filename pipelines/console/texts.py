@@ -23,6 +23,7 @@ ROWS = 1024
 
 Item = str | list[int]
 Row = Mapping[str, Any]
+OnSkipped = Callable[[str, str], None]  # takes a file that is left out, and the reason
 T = TypeVar("T")
 
 
@@ -36,9 +37,7 @@ class TextColumns:
 
 
 def read_texts(
-    sources: Iterable[str],
-    columns: TextColumns,
-    skipped: Callable[[str, str], None] = lambda path, reason: None,
+    sources: Iterable[str], columns: TextColumns, skipped: OnSkipped = lambda path, reason: None
 ) -> Iterator[Item]:
     """Return the texts (or token ids) of folders, files and data sets, one after the other.
 
@@ -46,9 +45,6 @@ def read_texts(
     model is loaded. A folder has its files, in order of path; unreadable ones are skipped, and
     files of rows from a wrong row on.
     `hf:NAME` is a data set, by its name or its folder, as `datasets.load_dataset` takes it.
-
-    Args:
-        skipped: Called with each file that is left out and the reason.
 
     Raises:
         DocumentError: A source cannot be read.
@@ -77,9 +73,7 @@ def read_ahead(rows: Iterable[T], count: int = ROWS) -> Iterator[T]:
     return chain(list(islice(rows, count)), rows)
 
 
-def _source(
-    source: str, columns: TextColumns, skipped: Callable[[str, str], None]
-) -> Iterator[Item]:
+def _source(source: str, columns: TextColumns, skipped: OnSkipped) -> Iterator[Item]:
     if source.startswith(HUB):
         return _texts(_data_set(source.removeprefix(HUB), columns), columns)
     path = Path(source)
@@ -108,9 +102,7 @@ def read_prompts(path: Path, field: str | None = None) -> Iterator[object]:
         yield value
 
 
-def _folder(
-    folder: Path, columns: TextColumns, skipped: Callable[[str, str], None]
-) -> Iterator[Item]:
+def _folder(folder: Path, columns: TextColumns, skipped: OnSkipped) -> Iterator[Item]:
     from ragspec.retrievers.search.documents import list_files
 
     empty = True

@@ -47,10 +47,8 @@ class AnswerBatch:
                 f"got the columns {', '.join(sorted(batch))}; expected {self._column!r} among "
                 "them. Name the one with the questions: column=."
             )
-        answers = [
-            self._docqa.ask(str(each), self._sampling, **self._options).to_dict()
-            for each in batch[self._column]
-        ]
+        ask, questions = self._docqa.ask, map(str, batch[self._column])
+        answers = [ask(each, self._sampling, **self._options).to_dict() for each in questions]
         for each in answers:
             each |= {"refused": each["refused"] or "", "citations": json.dumps(each["citations"])}
         names = COLUMNS if answers else ()

@@ -110,8 +110,7 @@ def rounds(
     """Yield the head's output [R, n, H] of each round, n = T - 1, or of each slot.
 
     Rounds after the first begin at the first place to learn from: [R, n - start, H]. Place start +
-    i of round k is valid from i = k on. A round attends to the keys of those before it. For `mask`
-    see `Teacher`.
+    i of round k is valid from i = k on. A round attends to the keys of those before it.
     """
     from transformers import DynamicCache
 
