@@ -21,7 +21,7 @@ from ragspec.engine.prompts import (
     stop_strings,
 )
 from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
-from ragspec.registry import expect_known
+from ragspec.registry import unknown
 from ragspec.rules.base import Step
 from ragspec.sampling.processors import ByRow, HFCallable, copied
 from ragspec.sampling.settings import Sampling, fresh_seed, whole
@@ -293,7 +293,8 @@ def check_options(options: Mapping[str, object], taken: Collection[str] = (), by
     for name, value in options.items():
         if name in Sampling.__dataclass_fields__:
             raise InputError(f"unknown option {name!r} of Sampling; pass Sampling({name}=...).")
-        expect_known("option", [name], Options.__annotations__)
+        if name not in Options.__annotations__:
+            raise InputError(unknown("option", name, Options.__annotations__))
         fits, expected = _KINDS.get(name, (None, ""))
         if value is not None and fits is not None and not fits(as_list(value)):
             raise InputError(f"{name} is {value!r:.80}; expected {expected}, or None.")

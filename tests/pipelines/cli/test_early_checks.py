@@ -92,7 +92,7 @@ CASES = [
     (f"{ASK} --model cut", 4, "model.safetensors is damaged"),
     (f"{ASK} --draft-model other", 6, "tokenizer differs from the target's in 3 of 97"),
     ("bench text --draft-model other", 6, "tokenizer differs from the target's in 3 of 97"),
-    (f"{ASK} --draft-model starter-embedder", 4, "expected an object in JSON with model_type"),
+    (f"{ASK} --draft-model starter-embedder", 4, "embeds text; expected a model that writes"),
     (f"{ASK} --drafter cut", 4, "model.safetensors is damaged"),
     (f"{ASK} --drafter recycling --store a.store", 2, "recycling does not draft from stores"),
     (f"{ASK} --drafter none --store a.store", 2, "got a store and --drafter none"),
