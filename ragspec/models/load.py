@@ -52,11 +52,11 @@ def with_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
 
 def _untie(model: PreTrainedModel) -> None:
     """Copy the output head of a wrapped model if an adapter changes it or a tied embedding."""
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer as Tuned
 
     ends = model.get_input_embeddings(), model.get_output_embeddings()
-    if any(isinstance(each, LoraLayer) for each in ends):
-        first, head = (each.base_layer if isinstance(each, LoraLayer) else each for each in ends)
+    if any(isinstance(each, Tuned) for each in ends):
+        first, head = (each.get_base_layer() if isinstance(each, Tuned) else each for each in ends)
         if head is not None and head.weight is first.weight:
             head.weight = torch.nn.Parameter(head.weight.detach().clone())
             model.config.tie_word_embeddings = False
@@ -168,12 +168,13 @@ def _set_rope(config: PreTrainedConfig, file: Path) -> None:
     reader, start = GGUFReader(file), ".rope.scaling."
     values = {name.partition(start)[2]: each.contents() for name, each in reader.fields.items()}
     tensors = {each.name: each.data for each in reader.tensors if each.name.startswith("rope_")}
-    divisors = tensors.pop("rope_freqs.weight", None)
-    kind, factor = values.get("type", "none"), values.get("factor", 1.0)
-    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-    if divisors is not None and (factor := float(divisors.max())) > 1.0:
+    divisors, factor = tensors.pop("rope_freqs.weight", None), values.get("factor") or 1.0
+    kind = values.get("type", "linear" if factor != 1.0 else "none")
+    rope = getattr(config, "rope_parameters", {})  # GPT-2 and BLOOM have none
+    rope = rope.get("full_attention", rope)
+    if divisors is not None and divisors.max() > 1.0 and rope.get("rope_type") == "default":
         kind = "llama3"
-        rope.update({**LLAMA3, "factor": factor, "rope_type": kind})
+        rope.update({**LLAMA3, "factor": float(divisors.max()), "rope_type": kind})
         frequencies, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
         plain = rope["rope_theta"] ** -torch.linspace(0, 1, len(frequencies) + 1)[:-1]
         if not torch.allclose(plain / frequencies, torch.tensor(divisors), 0.01):
@@ -187,7 +188,9 @@ def _set_rope(config: PreTrainedConfig, file: Path) -> None:
     if kind in ("linear", "yarn"):
         rope.update({"rope_type": kind, "factor": factor})
     if kind == "yarn":
-        rope["original_max_position_embeddings"] = values.get("original_context_length")
+        original = values.get("original_context_length") or config.max_position_embeddings
+        betas = {name: values.get(f"yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        rope.update({"original_max_position_embeddings": original, **betas})
 
 
 def _read(

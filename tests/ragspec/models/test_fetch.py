@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors import SafetensorError
+from transformers import Gemma4TextConfig, GPT2Config
 
 from ragspec.errors import (
     MissingExtraError,
@@ -121,7 +122,8 @@ def test_a_gguf_file_loads_by_path_with_its_weights(
 
 @pytest.mark.parametrize(
     ("kind", "original", "more"),
-    [("linear", None, {}), ("yarn", 16, {}), ("llama3", 8192, LLAMA3), ("llama3", 16, LLAMA3)]
+    [("linear", None, {}), ("linear", 16, {}), ("yarn", 16, {}), ("yarn", 512, {"beta_fast": 8.0})]
+    + [("llama3", 8192, LLAMA3), ("llama3", 16, LLAMA3)]
     + [("longrope", 64, {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8})],
 )
 def test_the_scaling_of_positions_in_a_gguf_file_is_read_or_refused(
@@ -143,6 +145,15 @@ def test_the_scaling_of_positions_in_a_gguf_file_is_read_or_refused(
     for _ in range(2):  # from the file and from what it was converted to
         model, _ = load_model(path, "cpu", "float32")
         assert torch.allclose(model(ids).logits, written(ids).logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", [GPT2Config(), Gemma4TextConfig()])
+def test_positions_that_the_architecture_sets_are_not_changed(tmp_path: Path, config: Any) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, **LLAMA3}
+    write_gguf(tmp_path / "a.gguf", rope=rope)
+    before = config.to_dict()
+    loading._set_rope(config, tmp_path / "a.gguf")
+    assert config.to_dict() == before
 
 
 def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
