@@ -63,19 +63,16 @@ def number_slide(root: "_Element") -> None:
     for body in root.iter("{*}txBody"):
         counts: dict[int, tuple[str, int]] = {}  # kind and count of the last paragraph of a level
         for paragraph in _all(body, "p"):
-            level, text = (
-                _whole(attribute(paragraph, "pPr/lvl")),
-                next(paragraph.iter("{*}t"), None),
-            )
-            if text is None:
+            if (text := next(paragraph.iter("{*}t"), None)) is None:
                 continue
+            level = _whole(attribute(paragraph, "pPr/lvl"))
             kind = attribute(paragraph, "pPr/buAutoNum/type")
             before, form = counts.get(level, ("", 0)), SLIDE_FORM.fullmatch(kind)
             counts = {n: each for n, each in counts.items() if n < level}
             if form is None:
                 continue
             start = _whole(attribute(paragraph, "pPr/buAutoNum/startAt"), 1)
-            count = before[1] + 1 if before[0] == kind else start
+            count = max(start, before[1] + 1) if before[0] == kind else start
             counts[level] = kind, count
             label = SLIDE_TEXTS[form[2]].format(formatted(count, SLIDE_FORMS[form[1]]))
             text.text = f"{label} {text.text or ''}"
@@ -156,7 +153,8 @@ class Numbering:
             place: Its level, "" for that of its style.
         """
         key, levels = self._lists.get(number, ("", {}))
-        at = _whole(place, next((n for n, each in levels.items() if each.style == style), 0))
+        named = (n for n, each in levels.items() if each.style == style != "")
+        at = _whole(place, next(named, 0))
         if at not in levels:
             return ""
         counts, level = self._counts.setdefault(key, {}), levels[at]

@@ -146,7 +146,7 @@ def read_docx(path: Path, data: bytes) -> Extract:
     with parsing(path):
         file = docx.Document(BytesIO(data))
         body, title = file.element.body, (file.core_properties.title or "").strip()
-        elements = {attribute(each, "styleId"): each for each in file.styles.element}
+        elements = {attribute(e, "styleId"): e for e in file.styles.element.iterfind("{*}style")}
         styles = {name: style_of(name, elements) for name in elements}
         for relation in file.part.rels.values():
             kind = relation.reltype.rpartition("/")[2]

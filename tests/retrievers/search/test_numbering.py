@@ -21,7 +21,7 @@ def level(number: int, start: int, form: str, text: str, more: str = "") -> str:
 DEFINITIONS = [
     level(0, 1, "upperRoman", "Part %1", '<w:pStyle w:val="Heading1"/>')
     + level(1, 1, "decimal", "%1.%2", '<w:isLgl/><w:pStyle w:val="Heading2"/>'),
-    level(0, 3, "decimalZero", "%1.")
+    level(0, 3, "decimalZero", "%1.", '<w:pStyle w:val="ListNumber"/>')
     + level(1, 1, "lowerLetter", "(%2)")
     + level(2, 1, "lowerRoman", "%3)", '<w:lvlRestart w:val="1"/>')
     + level(3, 1, "bullet", "*"),
@@ -49,6 +49,7 @@ PARAGRAPHS = [
     ("Normal", "3", "0", "08."),
     ("Normal", "2", "1", "(a)"),
     ("List Number", "", "", "09."),
+    ("Normal", "2", "", "10."),
     ("List Number", "0", "", ""),  # no list
     ("Normal", "9", "0", ""),  # a list without a definition
     ("Normal", "5", "x", ""),  # none
@@ -67,6 +68,8 @@ SLIDE = [
     (1, "alphaLcParenR", "", "b)"),
     (0, "", "", ""),
     (0, "arabicPeriod", "7", "7."),
+    (0, "arabicPeriod", "7", "8."),
+    (0, "arabicPeriod", "20", "20."),
     (0, "romanUcParenBoth", "", "(I)"),
     (0, "unknown", "", ""),
 ]
