@@ -153,14 +153,19 @@ def test_an_adapter_is_merged_and_changes_the_text(saved: Path, adapter: Path) -
     assert torch.allclose(current(ids).logits, model(ids).logits, atol=1e-4)
 
 
-@pytest.mark.parametrize("targets", [["q_proj", "embed_tokens"], ["lm_head"]])
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [("LoraConfig", ["q_proj", "embed_tokens"]), ("LoraConfig", ["lm_head"])]
+    + [("LoKrConfig", ["lm_head"])],
+)
 def test_an_adapter_of_tied_embeddings_is_merged(
-    tmp_path: Path, targets: list[str], recwarn: pytest.WarningsRecorder
+    tmp_path: Path, kind: str, targets: list[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     peft = pytest.importorskip("peft")
     base = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True))
     base.save_pretrained(tmp_path / "base")
-    config = peft.LoraConfig(target_modules=targets, init_lora_weights=False)
+    init = "init_lora_weights" if kind == "LoraConfig" else "init_weights"
+    config = getattr(peft, kind)(target_modules=targets, **{init: False})
     adapted = peft.get_peft_model(base, config)
     adapted.save_pretrained(tmp_path / "lora")
     recwarn.clear()
