@@ -88,6 +88,7 @@ LIST = "-n  Do not print the\ntrailing newline.\n\n2. Wait for the\nsecond pump.
         (FOX, f"It says: {FOX[:-1]}, and no more.", [FOX[:-1]]),
         (FOX, "It says: quick brown fox jumps over the lazy dog near", []),  # a part of a sentence
         (f"{FOX} {CAT}", f"{FOX} A small grey cat sleeps", [FOX]),
+        (f"{FOX} {CAT}", f"So: {FOX} {CAT}", [f"{FOX} {CAT}"]),
         ("Do a b c d not e. Go f g h i j.", "Do a b c d e. Go f g h i j", ["Go f g h i j"]),
         (LIST, "Print: Do not print the trailing newline", ["Do not print the trailing newline"]),
         (LIST, "So: Wait for the second pump.", ["Wait for the second pump."]),
