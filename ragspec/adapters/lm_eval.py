@@ -63,7 +63,7 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         seed: int = 1234,
         **settings: Any,
     ) -> None:
-        for name in settings.keys() - {*KNOWN}:
+        for name in [each for each in settings if each not in KNOWN]:
             remedy = "Name a model that loads without it, such as a merged one, or pass an Engine."
             raise InputError(f"{unknown('model argument', name, KNOWN)} {remedy}")
         size: Any = "16" if str(batch_size or "auto").startswith("auto") else str(batch_size)

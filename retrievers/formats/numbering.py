@@ -153,8 +153,7 @@ class Numbering:
             place: Its level, "" for that of its style.
         """
         key, levels = self._lists.get(number, ("", {}))
-        named = (n for n, each in levels.items() if each.style == style != "")
-        at = _whole(place, next(named, 0))
+        at = _whole(place, next((n for n, e in levels.items() if e.style == style != ""), 0))
         if at not in levels:
             return ""
         counts, level = self._counts.setdefault(key, {}), levels[at]
