@@ -16,7 +16,7 @@ POLL_SECONDS = 0.02
 def unreadable(path: Path, error: OSError) -> StoreError:
     """Return the error for an unreadable file. Only a missing file calls for a new store."""
     if isinstance(error, FileNotFoundError):
-        return StoreError(f"{path} is missing; make it again.")
+        return StoreError(f"{path} is missing; make its folder again.")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return StoreError(
             f"{path} cannot be opened: this process has too many open files; raise the limit "

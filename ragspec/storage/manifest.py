@@ -57,11 +57,11 @@ class Manifest:
             files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
             manifest = cls(files=files, **raw)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise StoreError(f"{path} is no manifest ({error}); make it again.") from error
+            raise StoreError(f"{path} is no manifest ({error}); make its folder again.") from error
         if manifest.format != FORMAT:
             raise StoreError(
                 f"{path} has format {manifest.format}, this version reads format {FORMAT}; "
-                "make it again."
+                "make its folder again."
             )
         return manifest
 
@@ -100,10 +100,10 @@ def check_file(folder: Path, name: str, record: FileRecord, verify: Verify) -> N
     if size != record.size:
         raise StoreError(
             f"{path} has {size} bytes, expected {record.size}: it is truncated or "
-            "was changed; make it again."
+            "was changed; make its folder again."
         )
     if digest != record.sha256:
         raise StoreError(
             f"{path} does not have the recorded SHA-256: it was changed or the disk is failing; "
-            "make it again."
+            "make its folder again."
         )

@@ -57,7 +57,7 @@ class OpenStore:
     def record(self, name: str) -> FileRecord:
         """Return the record of a file; raise StoreError if the manifest does not list it."""
         if name not in self.manifest.files:
-            raise StoreError(f"{self.path} holds no file {name!r}; make it again.")
+            raise StoreError(f"{self.path} holds no file {name!r}; make its folder again.")
         return self.manifest.files[name]
 
     def file(self, name: str) -> Path:
@@ -204,7 +204,7 @@ def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, Fil
             if not target.exists():
                 shutil.copyfile(source, target)
         except FileNotFoundError as error:
-            raise StoreError(f"{source} is missing; make it again.") from error
+            raise StoreError(f"{source} is missing; make its folder again.") from error
         records[name] = store.record(name)
     return records
 
@@ -285,7 +285,7 @@ def read_pointer(root: Path) -> tuple[str, str]:
         raise StoreError(f"{root} holds no store (no file {POINTER}); build it first.")
     match = POINTED.fullmatch(read_file(pointer).decode("ascii", "replace"))
     if match is None:
-        raise StoreError(f"{pointer} is damaged; make it again.")
+        raise StoreError(f"{pointer} is damaged; make its folder again.")
     return match[1], match[2]
 
 
@@ -295,7 +295,7 @@ def read_current(root: Path, kind: str | None = None) -> tuple[Path, Manifest]:
     path = root / generation / MANIFEST
     data = read_file(path)
     if hashlib.sha256(data).hexdigest() != digest:
-        raise StoreError(f"{path} is not the manifest that {POINTER} names; make it again.")
+        raise StoreError(f"{path} is not the manifest that {POINTER} names; make its folder again.")
     manifest = Manifest.from_bytes(data, path)
     if kind not in (None, manifest.kind):
         raise StoreError(f"{root} holds {manifest.kind!r}, expected {kind!r}; name another store.")

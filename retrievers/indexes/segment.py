@@ -301,4 +301,4 @@ def mapped(path: Path, dtype: str) -> NDArray[Any]:
             return array
     except OSError as error:
         raise unreadable(path, error) from error
-    raise StoreError(f"{path} has {size} bytes, which is cut; make it again.")
+    raise StoreError(f"{path} has {size} bytes, which is cut; make its folder again.")

@@ -1,11 +1,13 @@
 """Size of the library: each measure of HOUSE's table that can be counted.
 
 A limit is the value that was reached; it falls when a room becomes shorter. The goal is the target.
-The library's limit rose four times: by 850 lines for repairs and forwards on ONNX Runtime; by 1,680
+The library's limit rose five times: by 850 lines for repairs and forwards on ONNX Runtime; by 1,680
 for office files, books, mail, tables, manual pages, the support of answers and 8-bit models from a
-cached graph; by 151 for Gemma, Phi 3, Granite and windows on ONNX Runtime; and by 263 for heads of
+cached graph; by 151 for Gemma, Phi 3, Granite and windows on ONNX Runtime; by 263 for heads of
 Medusa, Hydra, DFlash, DSpark and P-EAGLE and checks of options before torch loads, with 790 lines
-less elsewhere. The tests' limit rose by 65 for tables of next tokens, with 290 less elsewhere.
+less elsewhere; and by 126 for automatic numbers of office files, scaled positions of GGUF files and
+checks of draft heads, with 280 less elsewhere. The tests' limit rose by 65 for tables of next
+tokens, with 290 less elsewhere.
 """
 
 import ast
@@ -75,8 +77,8 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(50_253, 40_000),
-    lines_of_tests: Limit(47_025, 42_000),
+    lambda: lines(LIBRARY): Limit(50_379, 40_000),
+    lines_of_tests: Limit(46_419, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(0, 0),

@@ -16,7 +16,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 
 
 def test_only_a_missing_file_asks_for_a_new_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="missing; make it again"):
+    with pytest.raises(StoreError, match="missing; make its folder again"):
         read_file(tmp_path / "absent")
     with pytest.raises(StoreError, match="cannot be read") as on_progress:
         read_file(tmp_path)

@@ -111,7 +111,7 @@ def test_files_swapped_between_stores_are_refused(tmp_path: Path) -> None:
 def test_damaged_pointer_is_refused(tmp_path: Path, change: Callable[[str], str]) -> None:
     build(tmp_path, "one")
     (tmp_path / POINTER).write_text(change((tmp_path / POINTER).read_text()))
-    with pytest.raises(StoreError, match="CURRENT is damaged; make it again"):
+    with pytest.raises(StoreError, match="CURRENT is damaged; make its folder again"):
         open_store(tmp_path, "toy")
 
 
