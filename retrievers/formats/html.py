@@ -213,8 +213,9 @@ def flatten(root: "_Element") -> None:
     for element in root.iter("br"):
         element.text = "\n"
     for element in root.iter("mfenced"):  # whose marks are attributes
-        for child in element[1:]:
-            child.addprevious(E.mo(element.get("separators", ",").strip()[:1]))
+        marks = "".join(element.get("separators", ",").split())
+        for number, child in enumerate(element[1:], 1):
+            child.addprevious(E.mo(marks[:number][-1:]))  # the last one repeats
         element.insert(0, E.mo(element.get("open", "(")))
         element.append(E.mo(element.get("close", ")")))
     for element in reversed(list(root.iter("pre", *STRUCK, *FORMULAS))):

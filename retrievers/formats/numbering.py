@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl"}
 ROMAN |= {10: "x", 9: "ix", 5: "v", 4: "iv", 1: "i"}
 MOST = 780  # larger numbers are written in digits
-OFF = ("0", "false", "off")
 
 
 def attribute(element: "_Element", path: str) -> str:
@@ -102,7 +101,7 @@ class Level(NamedTuple):
             attribute(element, "numFmt/val"),
             attribute(element, "lvlText/val"),
             min(_whole(attribute(element, "lvlRestart/val"), number), number),
-            has_digits and attribute(element, "isLgl/val") not in OFF,
+            has_digits and attribute(element, "isLgl/val") not in ("0", "false", "off"),
             attribute(element, "pStyle/val"),
         )
 
@@ -132,13 +131,10 @@ class Numbering:
             key = keys[number]
             if key in definitions and (style := attribute(definitions[key], "numStyleLink/val")):
                 key = keys.get(linked.get(style, ""), "")
-            starts = {
-                attribute(change, "ilvl"): attribute(change, "startOverride/val")
-                for change in _all(each, "lvlOverride")
-            }
-            places = [*_all(each, "lvlOverride/lvl")]
-            if key in definitions:
-                places = [*_all(definitions[key], "lvl"), *places]
+            changes = _all(each, "lvlOverride")
+            starts = {attribute(e, "ilvl"): attribute(e, "startOverride/val") for e in changes}
+            places = [*_all(definitions[key], "lvl")] if key in definitions else []
+            places += _all(each, "lvlOverride/lvl")
             levels = {_whole(attribute(place, "ilvl")): place for place in places}
             self._lists[number] = (
                 key,
@@ -162,7 +158,7 @@ class Numbering:
             counts.pop(at, None)
         counts[at] = counts.get(at, level.start - 1) + 1
         for n, each in levels.items():
-            if at < n and at < each.restart:
+            if at < each.restart:
                 counts.pop(n, None)
 
         def written(match: re.Match[str]) -> str:

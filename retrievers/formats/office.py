@@ -41,11 +41,12 @@ HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level 
 
 
 class Style(NamedTuple):
-    """A style of paragraphs: its HTML name, the number of its list, "" for none, and its level."""
+    """A style of paragraphs: its HTML name, its list, level there, and the style that states it."""
 
     tag: str = "p"
     number: str = ""
     level: str = ""
+    origin: str = ""
 
 
 def read_part(
@@ -82,11 +83,11 @@ def read_part(
             element.set("colspan", span)
         if name == "p":
             style = attribute(element, "pPr/pStyle/val")
-            tag, number, level = styles.get(style, Style())
+            tag, number, level, origin = styles.get(style, Style())
             number = attribute(element, "pPr/numPr/numId/val") or number
             level = attribute(element, "pPr/numPr/ilvl/val") or level
             element.tag = "li" if tag == "p" and number not in ("", "0") else tag
-            if numbering is not None and (label := numbering.label(number, level, style)):
+            if numbering and (label := numbering.label(number, level, origin or style)):
                 element.text = f"{label} "
         elif name == "r":
             element.tag = shape_of(element)
@@ -127,10 +128,12 @@ def style_of(name: str, elements: Mapping[str, "_Element"]) -> Style:
         if (element := elements.get(name)) is None:
             break
         tag = HEADINGS.get(attribute(element, "name/val").lower(), "p")
+        number = attribute(element, "pPr/numPr/numId/val")
         style = Style(
             tag if style.tag == "p" else style.tag,
-            style.number or attribute(element, "pPr/numPr/numId/val"),
+            style.number or number,
             style.level or attribute(element, "pPr/numPr/ilvl/val"),
+            style.origin or (number and name),
         )
         name = attribute(element, "basedOn/val")
     return style

@@ -62,6 +62,7 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<table><tr><td rowspan=2>A<td>1<td colspan=2>x<td>y<tr><td>2", "A\t1\tx\t\ty\n\t2"),
         ("e<sup>2a</sup> x<sup>ab</sup>", "e^(2a) x^ab"),
         ("<math><mfenced open='['><mi>a</mi><mn>2</mn></mfenced></math>", "[a,2)"),
+        (f"<math><mfenced separators='; |'>{'<mi>x</mi>' * 4}</mfenced></math>", "(x;x|x|x)"),
         ("<math><mfrac><mn>1</mn><mrow><mn>2</mn><mi>a</mi></mrow></mfrac></math>", "1/(2a)"),
         ("let <img class=math alt='x_i&#1;'> be <img alt='$y$'><img alt=logo>", "let x_i be $y$"),
         ("<p>is <script type='math/tex'>a+b</script><script>c</script>", "is a+b"),

@@ -34,6 +34,7 @@ PARAGRAPHS = [
     ("Heading 1", "", "", "Part I"),
     ("Heading 2", "", "", "1.1"),
     ("Heading 2", "", "", "1.2"),
+    ("Mine", "", "", "1.3"),  # based on it
     ("Normal", "2", "0", "03."),
     ("Normal", "2", "1", "(a)"),
     ("Normal", "2", "2", "i)"),
@@ -113,6 +114,7 @@ def test_paragraphs_of_word_files_have_their_automatic_numbers(tmp_path: Path) -
     ]
     root = etree.fromstring(f'<w:numbering xmlns:w="{WORD}">{"".join(texts)}</w:numbering>')
     file.part.numbering_part.element[:] = list(root)
+    file.styles.add_style("Mine", 1).base_style = file.styles["Heading 2"]
     for style, number in (("Heading 1", "1"), ("Heading 2", "1"), ("List Number", "2")):
         set_list(file.styles[style].element.get_or_add_pPr(), number, "")
     for at, (style, number, level, _) in enumerate(PARAGRAPHS):
