@@ -205,7 +205,7 @@ class Divergence:
     """The first token at which two runs differ.
 
     A forward over several positions may round differently from one over a single position. So in
-    bf16 and fp16 two tokens of almost equal score may change places.
+    bf16 and fp16 two tokens of almost equal score may change places. The margin says how close.
 
     Attributes:
         plain, speculative: Token ids at the index, None past the end.

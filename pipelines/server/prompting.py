@@ -171,7 +171,7 @@ def _hit_of(number: int, document: DocumentText | str) -> Hit:
 def _conversation(
     body: ChatRequest, turns: Sequence[str], hits: Sequence[Hit], documents: DocQA
 ) -> Prompt:
-    """Return the prompt of the turns, with the passages in the last one of a chat template."""
+    """Return the prompt of turns, with passages in the last; without a template, texts alone."""
     tokenizer = documents.engine.tokenizer
     marked = [mark_special_tokens(text, tokenizer) for text in turns]
     if not is_chat(tokenizer):
