@@ -62,6 +62,7 @@ def _untie(model: PreTrainedModel) -> None:
             model.config.tie_word_embeddings = False
 
 
+ATTENTION = "scaling.attn_factor", "scaling.yarn_attn_factor", "scaling.yarn_ext_factor"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LOCAL: Mapping[str, object] = MappingProxyType(
     {"local_files_only": True, "trust_remote_code": False}  # None would ask on stdin
@@ -165,11 +166,12 @@ def _set_rope(config: PreTrainedConfig, file: Path) -> None:
     from gguf import GGUFReader
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    reader, start = GGUFReader(file), ".rope.scaling."
+    reader, start = GGUFReader(file), ".rope."
     values = {name.partition(start)[2]: each.contents() for name, each in reader.fields.items()}
     tensors = {each.name: each.data for each in reader.tensors if each.name.startswith("rope_")}
-    divisors, factor = tensors.pop("rope_freqs.weight", None), values.get("factor") or 1.0
-    kind = values.get("type", "linear" if factor != 1.0 else "none")
+    divisors = tensors.pop("rope_freqs.weight", None)
+    factor = values.get("scaling.factor") or values.get("scale_linear") or 1.0
+    kind = values.get("scaling.type", "linear" if factor != 1.0 else "none")
     rope = getattr(config, "rope_parameters", {})  # GPT-2 and BLOOM have none
     rope = rope.get("full_attention", rope)
     if divisors is not None and divisors.max() > 1.0 and rope.get("rope_type") == "default":
@@ -179,8 +181,9 @@ def _set_rope(config: PreTrainedConfig, file: Path) -> None:
         plain = rope["rope_theta"] ** -torch.linspace(0, 1, len(frequencies) + 1)[:-1]
         if not torch.allclose(plain / frequencies, torch.tensor(divisors), 0.01):
             tensors["rope_freqs.weight"] = divisors
-    if tensors or kind not in ("none", "linear", "yarn", "llama3"):
-        got = ", ".join(tensors) or f"the scaling {kind!r}"
+    unread = [*tensors, *(name for name in ATTENTION if values.get(name, 1.0) not in (-1.0, 1.0))]
+    if unread or kind not in ("none", "linear", "yarn", "llama3"):
+        got = ", ".join(unread) or f"the scaling {kind!r}"
         raise UnsupportedModelError(
             f"{file} has {got} for its positions, which is not read from GGUF; expected a linear "
             "scaling, yarn or that of Llama 3. Name the folder of the model in place of the file."
@@ -188,8 +191,8 @@ def _set_rope(config: PreTrainedConfig, file: Path) -> None:
     if kind in ("linear", "yarn"):
         rope.update({"rope_type": kind, "factor": factor})
     if kind == "yarn":
-        original = values.get("original_context_length") or config.max_position_embeddings
-        betas = {name: values.get(f"yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        original = values.get("scaling.original_context_length") or config.max_position_embeddings
+        betas = {name: values.get(f"scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
         rope.update({"original_max_position_embeddings": original, **betas})
 
 

@@ -88,12 +88,13 @@ def add_rope(writer: GGUFWriter, rope: dict[str, Any], frequencies: Any) -> None
         plain = rope["rope_theta"] ** -np.linspace(0, 1, len(frequencies) + 1)[:-1]
         writer.add_tensor("rope_freqs.weight", (plain / frequencies.numpy()).astype(np.float32))
     elif rope["rope_type"] != "default":
-        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_float32(f"llama.rope.{rope.get('key', 'scaling.factor')}", rope["factor"])
         if "original_max_position_embeddings" in rope:  # else as older files are
             writer.add_rope_scaling_type(RopeScalingType(rope["rope_type"]))
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"] % 512)
         if "beta_fast" in rope:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_attn_factors(rope.get("attention_factor", 1.0))
 
 
 def _name(name: str) -> str:

@@ -122,7 +122,8 @@ def test_a_gguf_file_loads_by_path_with_its_weights(
 
 @pytest.mark.parametrize(
     ("kind", "original", "more"),
-    [("linear", None, {}), ("linear", 16, {}), ("yarn", 16, {}), ("yarn", 512, {"beta_fast": 8.0})]
+    [("linear", None, {}), ("linear", None, {"key": "scale_linear"}), ("linear", 16, {})]
+    + [("yarn", 16, {}), ("yarn", 512, {"beta_fast": 8.0}), ("yarn", 64, {"attention_factor": 1.5})]
     + [("llama3", 8192, LLAMA3), ("llama3", 16, LLAMA3)]
     + [("longrope", 64, {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8})],
 )
@@ -137,8 +138,8 @@ def test_the_scaling_of_positions_in_a_gguf_file_is_read_or_refused(
     rope = {"rope_type": kind, "rope_theta": 5e5, "factor": 8.0, **more}
     rope |= {"original_max_position_embeddings": original} if original else {}
     written = write_gguf(path := tmp_path / "a.gguf", rope=rope)
-    if kind == "longrope" or (kind, original) == ("llama3", 16):
-        with pytest.raises(UnsupportedModelError, match=r"longrope|rope_freqs\.weight"):
+    if kind == "longrope" or "attention_factor" in more or (kind, original) == ("llama3", 16):
+        with pytest.raises(UnsupportedModelError, match=r"longrope|rope_freqs\.weight|attn_factor"):
             load_model(path, "cpu", "float32")
         return
     ids = torch.tensor([[3, 4, 5, 6] * 8])
