@@ -175,6 +175,34 @@ def test_an_adapter_of_tied_embeddings_is_merged(
     assert torch.allclose(adapted.eval()(ids).logits, model(ids).logits, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("targets", "tokens", "fits"),
+    [(["q_proj"], [3, 4], True), (["lm_head"], [3, 4], False)]
+    + [(["q_proj"], {"embed_tokens": [3], "lm_head": [5]}, False)],
+)
+def test_tokens_that_an_adapter_trains_are_merged_or_refused(
+    tmp_path: Path, targets: list[str], tokens: Any, fits: bool
+) -> None:
+    peft = pytest.importorskip("peft")
+    base = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True))
+    adapted = peft.get_peft_model(
+        base, peft.LoraConfig(target_modules=targets, trainable_token_indices=tokens)
+    )
+    for name, weight in adapted.named_parameters():
+        if "trainable_tokens_delta" in name:
+            weight.data += 0.1
+    adapted.save_pretrained(tmp_path)
+    model = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True))
+    if not fits:
+        with pytest.raises(errors.ModelError, match="in more than one way"):
+            load.with_adapter(model, tmp_path)
+        return
+    ids = torch.tensor([[3, 4, 5, 6]])
+    logits = adapted.eval()(ids).logits
+    assert torch.allclose(logits, load.with_adapter(model, tmp_path)(ids).logits, atol=1e-4)
+    assert not torch.allclose(logits, tiny.model("llama", tie_word_embeddings=True)(ids).logits)
+
+
 def test_an_adapter_that_does_not_fit_is_refused(
     saved: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
