@@ -4,6 +4,7 @@ A file is one document. A record of JSON lines is a part of it, cited by its lin
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ragspec.retrievers.formats.html import read_html
 from ragspec.retrievers.formats.markup import markdown_headings
 from ragspec.retrievers.formats.readers import parsing
 
+OBJECT = re.compile(r"<[\w.]+ object( at 0x\w+)?>")
 TITLES = ("title", "name", "question", "subject")
 
 
@@ -108,9 +110,15 @@ def read_notebook(path: Path, data: bytes) -> Extract:
 
 
 def output_text(forms: dict[str, Any]) -> str:
-    """Return the text of an output: a table of its page, else its plain text, else an error."""
-    page = "".join(map(str, forms.get("text/html") or ""))
-    plain = "".join(map(str, forms.get("text/plain", forms.get("text")) or ""))
-    if page and ("<table" in page or not plain):
-        return read_html(page).text
-    return plain or ": ".join(str(forms[name]) for name in ("ename", "evalue") if forms.get(name))
+    """Return the text of an output: a table of its page, else its plain text, else an error.
+
+    Plain text that only names an object yields to the other forms.
+    """
+    lines = {name: each if isinstance(each, list) else [each or ""] for name, each in forms.items()}
+    texts = {name: "".join(map(str, each)) for name, each in lines.items()}
+    page, plain = texts.get("text/html"), texts.get("text/plain", texts.get("text", ""))
+    shown = "" if OBJECT.fullmatch(plain) else plain
+    if page and ("<table" in page or not shown):
+        shown = read_html(page).text
+    shown = shown or texts.get("text/markdown") or texts.get("text/latex") or plain
+    return shown or ": ".join(texts[name] for name in ("ename", "evalue") if texts.get(name))

@@ -125,7 +125,9 @@ CELLS: list[dict[str, Any]] = [
         "outputs": [{"data": {"text/plain": ["17"], "image/png": "x"}}, {"text": "done\x1b[0m"}],
     },
 ]
-OUTPUTS = [{"text": ["2"]}, {"data": None, "ename": "E", "evalue": None}]
+SHOWN = {"text/html": ["<b>3", " kg"], "text/plain": "<IPython.core.display.HTML object>"}
+OBJECTS = {"text/markdown": "*4*", "text/plain": "<a.B object at 0x7f>", "execution_count": 1}
+OUTPUTS = [{"text": ["2"]}, {"data": SHOWN}, OBJECTS, {"data": None, "ename": "E", "evalue": None}]
 OLD_CODE = {"cell_type": "code", "input": ["1+1"], "outputs": OUTPUTS}
 OLD = {"worksheets": [{"cells": [{"cell_type": "markdown", "source": "# Old"}, OLD_CODE]}]}
 BOOK = "b\n\nText of b.\n\na\n\nText of a."
@@ -307,7 +309,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "Sales",
         ["1 picture left"],
     ),
-    ("b.ipynb", write(json.dumps(OLD)), "# Old\n\n1+1\n\n2\n\nE", "Old", []),
+    ("b.ipynb", write(json.dumps(OLD)), "# Old\n\n1+1\n\n2\n\n3 kg\n\n*4*\n\nE", "Old", []),
     (
         "a.csv",
         write('Name;Price\n"Seal; red";4,50\nHose;"1\n2"\n'),
