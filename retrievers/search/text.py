@@ -20,7 +20,7 @@ GOES_ON = "".join(
 )
 SENTENCE_BREAK = re.compile(
     rf"(?<=[.!?]){GOES_ON}[\"”’')\]]*\s+(?=[\"“„«‘'(\[¿¡]?[{CAPITAL}])|(?<=[。！？।])"
-    r"|\n(?=[ \t]*(?:[-*•–]|(?:\d{1,3}|[a-z])[.)])[ \t]+\S)",  # the next item of a list
+    r"|\n(?=[ \t]*(?:[-*•–]|#{1,6}|(?:\d{1,3}|[a-z])[.)])[ \t]+\S)",  # of a list, or a heading
     re.MULTILINE,
 )
 LINE_BREAK = re.compile(r"\n\s*")

@@ -52,6 +52,7 @@ def hits_of(document: Document) -> list[Hit]:
     [
         ("a.md", MANUAL, STATEMENTS),
         ("a.md", "## 3. Is it #a? B ##\n\nIt is.\n\nC\n---\nIt was.", ["It is.", "It was."]),
+        ("a.md", "It is.\n# May\nIt was.\n### B\nOh", ["It is.", "It was.", "Oh"]),
         ("a.rst", "Title\n=====\n\nIt is.", ["It is."]),
         ("a.html", "<h2>A <i>b</i><br>c</h2>It is.<h3>It</h3>is.", ["It is.", "is."]),
         ("a.1", ".TH A 1\n.SH NAME\nIt is.", ["It is."]),
