@@ -117,8 +117,8 @@ def output_text(forms: dict[str, Any]) -> str:
     lines = {name: each if isinstance(each, list) else [each or ""] for name, each in forms.items()}
     texts = {name: "".join(map(str, each)) for name, each in lines.items()}
     page, plain = texts.get("text/html"), texts.get("text/plain", texts.get("text", ""))
-    shown = "" if OBJECT.fullmatch(plain) else plain
-    if page and ("<table" in page or not shown):
-        shown = read_html(page).text
-    shown = shown or texts.get("text/markdown") or texts.get("text/latex") or plain
-    return shown or ": ".join(texts[name] for name in ("ename", "evalue") if texts.get(name))
+    result = "" if OBJECT.fullmatch(plain) else plain
+    if page and ("<table" in page or not result):
+        result = read_html(page).text
+    result = result or texts.get("text/markdown") or texts.get("text/latex") or plain
+    return result or ": ".join(texts[name] for name in ("ename", "evalue") if texts.get(name))

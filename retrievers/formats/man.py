@@ -4,7 +4,7 @@ Only the requests that pages use are known; definitions and conditions of troff 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -44,6 +44,7 @@ REQUEST = re.compile(r"[.'][ \t]*(%?[A-Za-z]{1,3})(?![^\s\\])[ \t]*(.*)")
 SUMMARY = re.compile(r"^\S[^\n]*? (?:--?|[–—]) +(\S.*)\n", re.M)
 HEAD = 500  # characters of a page in which its summary stands
 SKIPPED = re.compile(r"[.'][ \t]*((?:de|am)i?1?|ig)\b[ \t]*(\S*)")
+PARAMETER = re.compile(r"\\\\\$([1-9*@])")
 CONDITION = re.compile(
     r"[.'][ \t]*(?:el(?![a-z])|(?:i[fe]|while)\b[ \t]*(?P<no>!?)(?:(?P<quote>['\"])(?P<one>.*?)"
     r"(?P=quote)(?P<other>.*?)(?P=quote)|(?P<test>[nt](?=\W)|\S+)))[ \t]*(?P<rest>.*)"
@@ -69,6 +70,7 @@ SILENT = re.compile(
     r"A[dnr]|C[dm]|Dv|E[mrv]|F[acdlnot]|I[cn]|L[ik]|M[st]|N[mos]|P[af]|S[txy]|T[an]|V[at]|X[cor]"
 )
 QUIET = frozenset({"Bd", "Bk", "Bl", "Db", "Dd", "Dt", "Ek", "El", "Lb", "Os", "Re", "Rs", "Sm"})
+USUAL = {*HTML, *FONTS, *PAIRS, *QUIET, "TH", "TS", "TE"}
 
 
 def plain(text: str) -> str:
@@ -112,11 +114,21 @@ def read_man(path: Path, data: bytes) -> Extract:
 
 
 def lines_of(source: str) -> Iterator[str]:
-    """Yield the lines of a page, without comments, definitions, and text for paper only."""
-    end, depth, otherwise = "", 0, False
-    for line in LINK_END.sub("", source.replace("\\\n", "")).split("\n"):
+    """Yield the lines of a page, without comments, definitions, and text for paper only.
+
+    A macro that the page defines stands for the lines of its definition, if it is no usual one.
+    """
+    body, end, depth, otherwise = list[str](), "", 0, False
+    defined = dict[str, list[str]]()
+    lines = LINK_END.sub("", source.replace("\\\n", "")).split("\n")[::-1]
+    left = 10 * len(lines)  # of definitions, which may call themselves
+    while lines:
+        line = lines.pop()
         if end:
-            end = "" if line.rstrip() == end else end
+            if line.rstrip() == end:
+                end = ""
+            else:
+                body.append(line)
             continue
         if depth:
             depth += line.count("\\{") - line.count("\\}")
@@ -130,8 +142,24 @@ def lines_of(source: str) -> Iterator[str]:
             depth = max(0, line.count("\\{") - line.count("\\}"))
         elif skipped := SKIPPED.match(line):
             end = f".{skipped[2] or '.'}" if skipped[1] == "ig" else ".."
+            before = defined.get(skipped[2], ()) if skipped[1].startswith("am") else ()
+            body = defined[skipped[2]] = [*before]
+        elif (call := REQUEST.match(line)) and call[1] in defined and call[1] not in USUAL:
+            written = expanded(defined[call[1]][: max(left, 0)], arguments(call[2]))
+            left -= len(written) + 1
+            lines += written[::-1]
         elif not line.startswith((".\\", "'\\", "...", "\\}")):
             yield line
+
+
+def expanded(body: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Return the lines of a macro that is called with some words."""
+
+    def argument(match: re.Match[str]) -> str:
+        each = match[1]
+        return " ".join(words) if each in "*@" else "".join(words[int(each) - 1 :][:1])
+
+    return [PARAMETER.sub(argument, line).replace("\\\\", "\\") for line in body]
 
 
 def holds(condition: re.Match[str]) -> bool:
@@ -152,14 +180,16 @@ def html_of(source: str) -> Iterator[str]:
             yield table(lines)
         elif name in HTML or (name == "Bd" and re.search("literal|unfilled", rest)):
             before, ending = HTML.get(name, ("<pre>", ""))
-            literal = before == "<pre>" or (literal and before not in ("</pre>", "<h2>", "<h3>"))
+            was, ends = literal, before in ("</pre>", "<h2>", "<h3>")
+            literal = before == "<pre>" or (was and not ends)
             words = arguments(rest)
             words = {"IP": words[:1], "TP": [], "TQ": []}.get(name, words if ending else [])
-            start = "\n" if literal and before == "<p>" else before
+            start = "\n" if literal and before == "<p>" else before.removesuffix("</pre>")
+            start = "" if was and before == "<pre>" else "</pre>" * (was and ends) + start
             content = macros(words, command) if name[1:].islower() else plain(" ".join(words))
             yield start + escape(content, False) + ending * bool(words)
             after = ending if name in NEXT and not words else after
-        elif request or not line.startswith((".", "'")) or line.startswith("..."):
+        elif request or not line.startswith((".", "'")):
             if name == "Nm" and not command:
                 command = plain(rest)
             text = text_of(name, rest, command)
