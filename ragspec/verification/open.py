@@ -105,7 +105,7 @@ def load_target(
             opened = cached.open() or opened  # which maps what the model holds in memory
             del model, target
             gc.collect()  # they refer to themselves
-            release_memory()
+    release_memory()  # what reading files took
     if adapter is None:
         opened[0].head_folder, opened[0].next_tokens = head_folder(name), next_tokens_file(name)
     return opened
