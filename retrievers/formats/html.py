@@ -16,7 +16,7 @@ from zipfile import ZipFile
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
-from ragspec.retrievers.formats.numbering import in_letters, in_roman
+from ragspec.retrievers.formats.numbering import formatted, whole
 from ragspec.retrievers.formats.readers import left_out, parsing
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # l
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+|\([^()]*\)")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
-LABELS = {"a": in_letters, "i": in_roman}  # of lists whose numbers are letters
+FORMS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 SUBSCRIPTS = str.maketrans("0123456789+-()", "₀₁₂₃₄₅₆₇₈₉₊₋₍₎")
 
 
@@ -190,20 +190,15 @@ def number(root: "_Element") -> None:
     for each in root.iter("ol"):
         items, step = each.findall("li"), -1 if "reversed" in each.attrib else 1
         kind = each.get("type", "1")
-        count = _whole(each.get("start"), len(items) if step < 0 else 1)
+        count = whole(each.get("start", ""), len(items) if step < 0 else 1)
         for item in items:
-            count = _whole(item.get("value"), count)
-            label = LABELS.get(kind.lower(), str)(count) if 0 < count <= 26 else str(count)
+            count = whole(item.get("value", ""), count)
+            label = formatted(count, FORMS.get(kind, "") if count <= 26 else "")
             place = item
             while len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:
                 place = place[0]
-            label = label.upper() if kind.isupper() else label
             place.text = ILLEGAL.sub(" ", f"{label}. {(place.text or '').lstrip()}")
             count += step
-
-
-def _whole(value: str | None, default: int) -> int:
-    return int(value) if value and re.fullmatch(r"-?\d{1,6}", value) else default
 
 
 def flatten(root: "_Element") -> None:

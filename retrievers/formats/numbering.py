@@ -6,7 +6,7 @@ lists of a definition share its counts.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl"}
 ROMAN |= {10: "x", 9: "ix", 5: "v", 4: "iv", 1: "i"}
+OFF = ("0", "false", "off")  # values of properties that do not hold
 MOST = 780  # larger numbers are written in digits
 
 
@@ -27,9 +28,9 @@ def attribute(element: "_Element", path: str) -> str:
     return next((value for key, value in items if key.rpartition("}")[2] == name), "")
 
 
-def in_letters(number: int) -> str:
-    """Return a number from 1 on as small letters: a to z, then aa, bb and so on."""
-    return ascii_lowercase[(number - 1) % 26] * ((number + 25) // 26)
+def whole(value: str, default: int = 0) -> int:
+    """Return a whole number as files state it, or the default."""
+    return int(value) if re.fullmatch("-?[0-9]{1,6}", value) else default
 
 
 def in_roman(number: int) -> str:
@@ -41,7 +42,8 @@ def in_roman(number: int) -> str:
     return text
 
 
-LETTERS = {"Letter": in_letters, "Roman": in_roman}
+LETTERS: dict[str, Callable[[int], str]] = {"Roman": in_roman}
+LETTERS["Letter"] = lambda number: ascii_lowercase[(number - 1) % 26] * ((number + 25) // 26)
 # Formats of slides.
 SLIDE_FORMS = {"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "arabic": ""}
 SLIDE_FORMS |= {"romanLc": "lowerRoman", "romanUc": "upperRoman"}
@@ -64,13 +66,13 @@ def number_slide(root: "_Element") -> None:
         for paragraph in _all(body, "p"):
             if (text := next(paragraph.iter("{*}t"), None)) is None:
                 continue
-            level = _whole(attribute(paragraph, "pPr/lvl"))
+            level = whole(attribute(paragraph, "pPr/lvl"))
             kind = attribute(paragraph, "pPr/buAutoNum/type")
             before, form = counts.get(level, ("", 0)), SLIDE_FORM.fullmatch(kind)
             counts = {n: each for n, each in counts.items() if n < level}
             if form is None:
                 continue
-            start = _whole(attribute(paragraph, "pPr/buAutoNum/startAt"), 1)
+            start = whole(attribute(paragraph, "pPr/buAutoNum/startAt"), 1)
             count = max(start, before[1] + 1) if before[0] == kind else start
             counts[level] = kind, count
             label = SLIDE_TEXTS[form[2]].format(formatted(count, SLIDE_FORMS[form[1]]))
@@ -78,18 +80,13 @@ def number_slide(root: "_Element") -> None:
 
 
 class Level(NamedTuple):
-    """One level of a list.
-
-    Attributes:
-        restart: The level begins again after one above this; by default after any above itself.
-        in_digits: Whether numbers of levels above are written in digits, too.
-    """
+    """One level of a list."""
 
     start: int
     form: str
     text: str
-    restart: int
-    in_digits: bool
+    restart: int  # the level begins again after one above this, by default any above itself
+    in_digits: bool  # are numbers of levels above written in digits, too?
     style: str
 
     @classmethod
@@ -97,27 +94,19 @@ class Level(NamedTuple):
         """Return a level; `start` of the list, if any, takes the place of that of the level."""
         has_digits = element.find("{*}isLgl") is not None
         return cls(
-            _whole(start or attribute(element, "start/val")),
+            whole(start or attribute(element, "start/val")),
             attribute(element, "numFmt/val"),
             attribute(element, "lvlText/val"),
-            min(_whole(attribute(element, "lvlRestart/val"), number), number),
-            has_digits and attribute(element, "isLgl/val") not in ("0", "false", "off"),
+            min(whole(attribute(element, "lvlRestart/val"), number), number),
+            has_digits and attribute(element, "isLgl/val") not in OFF,
             attribute(element, "pStyle/val"),
         )
-
-    def written(self, count: int, in_digits: bool) -> str:
-        """Return a count in the format of the level."""
-        if self.form in ("bullet", "none"):
-            return ""
-        return formatted(count, "" if in_digits else self.form)
 
 
 class Numbering:
     """The numbers of a file's lists, counted in the order of its paragraphs.
 
-    Args:
-        part: The definitions and lists of a file.
-        linked: The list of each style, for definitions that name a style in place of levels.
+    Definitions may name a style in place of levels; `linked` has the list of each style.
     """
 
     def __init__(self, part: "_Element", linked: Mapping[str, str]) -> None:
@@ -135,21 +124,15 @@ class Numbering:
             starts = {attribute(e, "ilvl"): attribute(e, "startOverride/val") for e in changes}
             places = [*_all(definitions[key], "lvl")] if key in definitions else []
             places += _all(each, "lvlOverride/lvl")
-            levels = {_whole(attribute(place, "ilvl")): place for place in places}
-            self._lists[number] = (
-                key,
-                {n: Level.read(place, n, starts.get(str(n), "")) for n, place in levels.items()},
-            )
-            self._restarts |= {(number, _whole(n)) for n, start in starts.items() if start}
+            levels = {whole(attribute(place, "ilvl")): place for place in places}
+            read = {n: Level.read(place, n, starts.get(str(n), "")) for n, place in levels.items()}
+            self._lists[number] = key, read
+            self._restarts |= {(number, whole(n)) for n, start in starts.items() if start}
 
     def label(self, number: str, place: str, style: str) -> str:
-        """Count the next paragraph of a list, and return its label; "" for a bullet or none.
-
-        Args:
-            place: Its level, "" for that of its style.
-        """
+        """Count the next paragraph of a list at a level, or that of its style; return its label."""
         key, levels = self._lists.get(number, ("", {}))
-        at = _whole(place, next((n for n, e in levels.items() if e.style == style != ""), 0))
+        at = whole(place, next((n for n, e in levels.items() if e.style == style != ""), 0))
         if at not in levels:
             return ""
         counts, level = self._counts.setdefault(key, {}), levels[at]
@@ -163,17 +146,13 @@ class Numbering:
 
         def written(match: re.Match[str]) -> str:
             n = int(match[1]) - 1
-            if n not in levels:
+            if n not in levels or (form := levels[n].form) in ("bullet", "none"):
                 return ""
             # A level without a paragraph so far is one before its start: "0.1".
-            return levels[n].written(counts.get(n, levels[n].start - 1), level.in_digits)
+            return formatted(counts.get(n, levels[n].start - 1), "" if level.in_digits else form)
 
         return "" if level.form == "bullet" else re.sub("%([1-9])", written, level.text).strip()
 
 
 def _all(element: "_Element", path: str) -> Iterator["_Element"]:
     yield from element.iterfind("/".join(f"{{*}}{step}" for step in path.split("/")))
-
-
-def _whole(value: str, default: int = 0) -> int:
-    return int(value) if re.fullmatch("[0-9]{1,6}", value) else default

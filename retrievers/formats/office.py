@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragspec.retrievers.formats.encodings import Extract, joined
 from ragspec.retrievers.formats.html import read_tree
-from ragspec.retrievers.formats.numbering import Numbering, attribute, number_slide
+from ragspec.retrievers.formats.numbering import OFF, Numbering, attribute, number_slide
 from ragspec.retrievers.formats.readers import left_out, parsing
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ HTML_NAMES = FORMULA_NAMES | {
 MARKS = {"begChr": "(", "sepChr": "|", "endChr": ")", "chr": "∫"}  # of formulas, by default
 UNREAD = ("sym", "acc", "bar", "groupChr", "eqArr")
 TEXTS = {"tab": " ", "noBreakHyphen": "-", "sym": "\ufffd"}
-TEXTS |= {"footnoteReference": "[{}]", "endnoteReference": "[endnote {}]"}
+LABELS = {"footnoteReference": "[{}]", "endnoteReference": "[endnote {}]"}
 # Deletions and moves that are tracked, second copies, tab stops, and properties of formulas.
 DROPPED = ("del", "moveFrom", "Fallback", "tabs", *(f"{name}Pr" for name in FORMULA_NAMES))
 STRUCK = '*/*[contains(name(), "strike")][not(@*="0" or @*="false" or @*="off")]'
@@ -52,15 +52,11 @@ class Style(NamedTuple):
 def read_part(
     part: "_Element",
     counts: Counter[str],
+    labels: dict[tuple[str, str], str],
     styles: Mapping[str, Style] = MappingProxyType({}),
     numbering: Numbering | None = None,
 ) -> Extract:
-    """Return the text of a tree of Office Open XML.
-
-    Args:
-        counts: What is left out, and how often; it is added to.
-        styles: The styles of paragraphs by name.
-    """
+    """Return the text of a tree; add to the counts of notes, and to the labels of footnotes."""
     from lxml import etree
 
     parser = etree.XMLParser(recover=True, resolve_entities=False)  # an undefined entity stays one
@@ -69,19 +65,19 @@ def read_part(
         row.tag = "del"
     etree.strip_tags(root, "{*}sdt", "{*}sdtContent", "{*}customXml", "{*}smartTag", "{*}proofErr")
     changes = root.iter("{*}del", "{*}moveFrom")
-    counts["tracked deletions"] += sum(bool(len(element)) for element in changes)
+    counts["tracked deletions left out"] += sum(bool(len(element)) for element in changes)
     write_marks(root)
     etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
     for element in list(root.iter(etree.Element)):
         name = str(element.tag).rpartition("}")[2]
         element.tail = None
         if name != "t":
-            element.text = TEXTS.get(name, "").format(attribute(element, "id"))
+            element.text = TEXTS.get(name, "")
         element.tag = HTML_NAMES.get(name, "span")
-        counts["symbols of fonts, accents and line breaks of formulas"] += name in UNREAD
+        counts["symbols of fonts, accents and line breaks of formulas left out"] += name in UNREAD
         if name == "tc" and (span := attribute(element, "tcPr/gridSpan/val")):
             element.set("colspan", span)
-        if name == "p":
+        elif name == "p":
             style = attribute(element, "pPr/pStyle/val")
             tag, number, level, origin = styles.get(style, Style())
             number = attribute(element, "pPr/numPr/numId/val") or number
@@ -91,6 +87,11 @@ def read_part(
                 element.text = f"{label} "
         elif name == "r":
             element.tag = shape_of(element)
+        elif name in LABELS:
+            count = 1 + sum(kind == name and each != "" for (kind, _), each in labels.items())
+            is_counted = attribute(element, "customMarkFollows") in ("", *OFF)
+            element.text = LABELS[name].format(count) if is_counted else ""
+            labels[name, attribute(element, "id")] = element.text
     return read_tree(root)
 
 
@@ -110,9 +111,11 @@ def write_marks(root: "_Element") -> None:
 
 
 def shape_of(run: "_Element") -> str:
-    """Return "sup", "sub", "del" or "span" for a run of text; a run joins a like one before it."""
+    """Return "sup", "sub", "del" or "span" for a run of text; it joins a like one before it."""
     shift = attribute(run, "rPr/vertAlign/val") or attribute(run, "rPr/baseline")
     high = shift == "superscript" or shift.rstrip("%").strip("0").isdigit()
+    if any(str(each.tag).endswith("noteReference") for each in run):
+        return "span"
     plain = "del" if run.xpath(STRUCK) else "span"
     name = "sup" if high else "sub" if shift == "subscript" or shift.startswith("-") else plain
     before = run.getprevious()
@@ -145,7 +148,8 @@ def read_docx(path: Path, data: bytes) -> Extract:
     from lxml import etree
 
     notes = left_out(path, data)
-    counts, numbering, at_foot, running = Counter[str](), None, list[Any](), 0
+    counts, numbering, labels = Counter[str](), None, dict[tuple[str, str], str]()
+    at_foot = dict[tuple[str, str], Any]()
     with parsing(path):
         file = docx.Document(BytesIO(data))
         body, title = file.element.body, (file.core_properties.title or "").strip()
@@ -158,16 +162,14 @@ def read_docx(path: Path, data: bytes) -> Extract:
                 numbering = Numbering(relation.target_part.element, linked)
             elif kind in ("footnotes", "endnotes"):
                 part = etree.fromstring(relation.target_part.blob)
-                at_foot += [(f"{kind[:-1]}Reference", note) for note in part]
+                at_foot |= {(f"{kind[:-1]}Reference", attribute(n, "id")): n for n in part}
             elif kind in ("header", "footer") and any(relation.target_part.element.itertext()):
-                running += 1
-    parts = [read_part(body, counts, styles, numbering)]
-    for name, note in at_foot:
-        if not attribute(note, "type"):  # one of a type is a separator
-            text = read_part(note, counts).text
-            parts.append(Extract(f"{TEXTS[name].format(attribute(note, 'id'))} {text}"))
-    counts["headers and footers"] = running
-    notes += [f"{count} {what} left out" for what, count in counts.items() if count]
+                counts["headers and footers left out"] += 1
+    parts = [read_part(body, counts, labels, styles, numbering)]
+    for key in filter(labels.__contains__, at_foot):
+        text = read_part(at_foot[key], counts, {}, styles, numbering).text
+        parts.append(Extract(f"{labels[key]} {text}".lstrip()))
+    notes += [f"{number} {what}" for what, number in counts.items() if number]
     return replace(joined(parts, title or parts[0].title), notes=tuple(notes))
 
 
@@ -186,15 +188,15 @@ def read_pptx(path: Path, data: bytes) -> Extract:
             continue
         for shape in list(slide.element.iter("{*}sp")):
             if attribute(shape, "nvSpPr/nvPr/ph/type") in RUNNING:
-                counts["headers and footers"] += bool("".join(shape.itertext()).strip())
+                counts["headers and footers left out"] += bool("".join(shape.itertext()).strip())
                 shape.getparent().remove(shape)
         number_slide(slide.element)
         with parsing(path):
             frame = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
             spoken = "" if frame is None else frame.text.strip()
             named = getattr(slide.shapes.title, "text", "").split()  # one may be a picture
-        texts = [read_part(slide.element, counts).text, *[f"Notes: {spoken}"] * bool(spoken)]
+        texts = [read_part(slide.element, counts, {}).text, *[f"Notes: {spoken}"] * bool(spoken)]
         heading = " ".join(named) or f"{title or path.name}, slide {number + 1}"
         slides[number] = Extract("\n\n".join(texts), headings=((0, heading),))
-    notes += [f"{count} {what} left out" for what, count in counts.items() if count]
+    notes += [f"{number} {what}" for what, number in counts.items() if number]
     return replace(joined(slides, title, "slide"), notes=tuple(notes))

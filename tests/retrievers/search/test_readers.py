@@ -198,9 +198,13 @@ def docx(path: Path) -> None:
     table.rows[1].height = 9
     etree.SubElement(table.rows[0]._tr, f"{{{WORD}}}sdt").append(table.rows[0]._tr.tc_lst[1])
     etree.SubElement(table.rows[2]._tr.get_or_add_trPr(), f"{{{WORD}}}del")
+    custom = {f"{{{WORD}}}id": "1", f"{{{WORD}}}customMarkFollows": "1"}
+    etree.SubElement(line.add_run()._r, f"{{{WORD}}}footnoteReference", custom)
     for kind in ("footnote", "endnote"):
-        etree.SubElement(line.add_run()._r, f"{{{WORD}}}{kind}Reference", {f"{{{WORD}}}id": "1"})
-        blob = f'<n xmlns:w="{WORD}"><n id="1"><w:r><w:t>{kind}</w:t></w:r></n></n>'.encode()
+        etree.SubElement(line.add_run()._r, f"{{{WORD}}}{kind}Reference", {f"{{{WORD}}}id": "2"})
+        style = '<w:pPr><w:pStyle w:val="ListNumber"/></w:pPr>'
+        note = f"<w:p>{style}<w:r><w:t>{kind}</w:t></w:r></w:p>"
+        blob = f'<n xmlns:w="{WORD}"><n id="2">{note}</n></n>'.encode()
         uri = docx.opc.packuri.PackURI(f"/word/{kind}s.xml")
         file.part.relate_to(docx.opc.part.Part(uri, "text/xml", blob), f"/{kind}s")
     file.add_paragraph("first", style="List Bullet")
@@ -283,10 +287,11 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     (
         "a.docx",
         docx,
-        "The pump\n\nIt lifts 10^6 litres of CO₂~~5~~ 67[1][endnote 1]\n\nPart\tPrice\nSeal\t4.50\n"
-        "\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n[1] footnote\n\n[endnote 1] endnote",
+        "The pump\n\nIt lifts 10^6 litres of CO₂~~5~~ 67[1][endnote 1]\n\nPart\tPrice\n"
+        "Seal\t4.50\n\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n"
+        "[1] 1. footnote\n\n[endnote 1] 2. endnote",
         "The pump",
-        ["2 tracked deletions", "1 symbols", "1 headers and footers"],
+        ["1 headers and footers", "2 tracked deletions", "1 symbols"],
     ),
     (
         "a.pptx",
