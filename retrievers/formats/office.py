@@ -77,6 +77,8 @@ def read_part(
         counts["symbols of fonts, accents and line breaks of formulas left out"] += name in UNREAD
         if name == "tc" and (span := attribute(element, "tcPr/gridSpan/val")):
             element.set("colspan", span)
+        elif name == "tr" and (span := attribute(element, "trPr/gridBefore/val")):
+            element.insert(0, element.makeelement("td", colspan=span))
         elif name == "p":
             style = attribute(element, "pPr/pStyle/val")
             tag, number, level, origin = styles.get(style, Style())

@@ -198,6 +198,8 @@ def docx(path: Path) -> None:
     table.rows[1].height = 9
     etree.SubElement(table.rows[0]._tr, f"{{{WORD}}}sdt").append(table.rows[0]._tr.tc_lst[1])
     etree.SubElement(table.rows[2]._tr.get_or_add_trPr(), f"{{{WORD}}}del")
+    before = etree.SubElement(table.rows[1]._tr.get_or_add_trPr(), f"{{{WORD}}}gridBefore")
+    before.set(f"{{{WORD}}}val", "2")
     custom = {f"{{{WORD}}}id": "1", f"{{{WORD}}}customMarkFollows": "1"}
     etree.SubElement(line.add_run()._r, f"{{{WORD}}}footnoteReference", custom)
     for kind in ("footnote", "endnote"):
@@ -288,7 +290,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "a.docx",
         docx,
         "The pump\n\nIt lifts 10^6 litres of CO₂~~5~~ 67[1][endnote 1]\n\nPart\tPrice\n"
-        "Seal\t4.50\n\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n"
+        "\t\tSeal\t4.50\n\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n"
         "[1] 1. footnote\n\n[endnote 1] 2. endnote",
         "The pump",
         ["1 headers and footers", "2 tracked deletions", "1 symbols"],
