@@ -66,6 +66,7 @@ def read_part(
     etree.strip_tags(root, "{*}sdt", "{*}sdtContent", "{*}customXml", "{*}smartTag", "{*}proofErr")
     changes = root.iter("{*}del", "{*}moveFrom")
     counts["tracked deletions left out"] += sum(bool(len(element)) for element in changes)
+    drop_instructions(root)
     write_marks(root)
     etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
     for element in list(root.iter(etree.Element)):
@@ -95,6 +96,18 @@ def read_part(
             element.text = LABELS[name].format(count) if is_counted else ""
             labels[name, attribute(element, "id")] = element.text
     return read_tree(root)
+
+
+def drop_instructions(root: "_Element") -> None:
+    """Drop what stands in fields before their results, such as results of fields within."""
+    fields, pending = list[str](), list["_Element"]()  # the latest mark of each open field
+    for each in root.iterfind(".//{*}r/*"):
+        if kind := attribute(each, "fldCharType"):
+            fields[len(fields) - (kind != "begin") :] = [kind] * (kind != "end")
+        elif "begin" in fields:
+            pending.append(each)
+        while pending and "begin" not in fields:  # a field that is never closed loses no text
+            pending.pop().tag = "Fallback"
 
 
 def write_marks(root: "_Element") -> None:

@@ -30,6 +30,7 @@ TRACKED = f"""<w:p xmlns:w="{WORD}" xmlns:m="{MATH}">
 <m:e><m:r><m:t>u</m:t></m:r></m:e><m:e><m:r>
 <m:t>v</m:t></m:r></m:e></m:d><m:nary><m:sub/><m:sup><m:d><m:e><m:r><m:t>n</m:t></m:r></m:e></m:d>
 </m:sup><m:e><m:r><m:t>x</m:t></m:r></m:e></m:nary></m:oMath><w:r><w:sym/></w:r></w:p>"""
+FIELDS = ("begin", "begin", "separate", "150", "end", "separate", "7 €", "end", "begin", "8 €")
 MAIL = b"""From: Ann <ann@example.org>\r
 Subject: =?utf-8?q?Gr=C3=B6=C3=9Fe?=\r
 Content-Type: multipart/mixed; boundary=B\r
@@ -210,6 +211,10 @@ def docx(path: Path) -> None:
         uri = docx.opc.packuri.PackURI(f"/word/{kind}s.xml")
         file.part.relate_to(docx.opc.part.Part(uri, "text/xml", blob), f"/{kind}s")
     file.add_paragraph("first", style="List Bullet")
+    for text in FIELDS:  # each in a paragraph
+        run = file.add_paragraph().add_run("" if text.isalpha() else text)
+        if text.isalpha():
+            etree.SubElement(run._r, f"{{{WORD}}}fldChar", {f"{{{WORD}}}fldCharType": text})
     table._tbl.addnext(etree.fromstring(TRACKED.replace("\n", "")))
     style = '<w:style xmlns:w="{}" w:styleId="Untyped"/>'
     file.styles.element.append(etree.fromstring(style.format(WORD)))
@@ -290,7 +295,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "a.docx",
         docx,
         "The pump\n\nIt lifts 10^6 litres of CO₂~~5~~ 67[1][endnote 1]\n\nPart\tPrice\n"
-        "\t\tSeal\t4.50\n\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n"
+        "\t\tSeal\t4.50\n\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n7 €\n\n8 €\n\n"
         "[1] 1. footnote\n\n[endnote 1] 2. endnote",
         "The pump",
         ["1 headers and footers", "2 tracked deletions", "1 symbols"],
