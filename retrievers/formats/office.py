@@ -6,6 +6,7 @@ exponents, formulas, tables and headings look as those of pages.
 
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -36,17 +37,19 @@ LABELS = {"footnoteReference": "[{}]", "endnoteReference": "[endnote {}]"}
 DROPPED = ("del", "moveFrom", "Fallback", "tabs", *(f"{name}Pr" for name in FORMULA_NAMES))
 STRUCK = '*/*[contains(name(), "strike")][not(@*="0" or @*="false" or @*="off")]'
 STRUCK += ' | */@strike[.!="noStrike"]'
+TEXT_MARKS = ("vertAlign", "strike", "vanish")  # how the names of marks of text end
 RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
 HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
 
 
 class Style(NamedTuple):
-    """A style of paragraphs: its HTML name, its list, level there, and the style that states it."""
+    """A style: its HTML name, its list, level there, the style that states it, and marks."""
 
     tag: str = "p"
     number: str = ""
     level: str = ""
     origin: str = ""
+    marks: Mapping[str, "_Element"] = MappingProxyType({})  # of its text, by their tags
 
 
 def read_part(
@@ -67,6 +70,9 @@ def read_part(
     changes = root.iter("{*}del", "{*}moveFrom")
     counts["tracked deletions left out"] += sum(bool(len(element)) for element in changes)
     drop_instructions(root)
+    apply_styles(root, styles)
+    hidden = (each for each in root.iter("{*}vanish") if attribute(each, "val") not in OFF)
+    counts["runs of hidden text read"] += sum(e.find("../../{*}t") is not None for e in hidden)
     write_marks(root)
     etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
     for element in list(root.iter(etree.Element)):
@@ -82,7 +88,7 @@ def read_part(
             element.insert(0, element.makeelement("td", colspan=span))
         elif name == "p":
             style = attribute(element, "pPr/pStyle/val")
-            tag, number, level, origin = styles.get(style, Style())
+            tag, number, level, origin = styles.get(style, Style())[:4]
             number = attribute(element, "pPr/numPr/numId/val") or number
             level = attribute(element, "pPr/numPr/ilvl/val") or level
             element.tag = "li" if tag == "p" and number not in ("", "0") else tag
@@ -108,6 +114,17 @@ def drop_instructions(root: "_Element") -> None:
             pending.append(each)
         while pending and "begin" not in fields:  # a field that is never closed loses no text
             pending.pop().tag = "Fallback"
+
+
+def apply_styles(root: "_Element", styles: Mapping[str, Style]) -> None:
+    """Add the marks of styles to the runs that do not state them, those of characters first."""
+    from lxml.builder import E
+
+    for name in (*root.iter("{*}rStyle"), *root.iter("{*}pStyle")):
+        marks = styles.get(attribute(name, "val"), Style()).marks
+        for run in name.getparent().getparent().iter("{*}r") if marks else ():
+            missing = (mark for tag, mark in marks.items() if run.find(f"{{*}}rPr/{tag}") is None)
+            run.append(E.rPr(*map(deepcopy, missing)))
 
 
 def write_marks(root: "_Element") -> None:
@@ -147,11 +164,13 @@ def style_of(name: str, elements: Mapping[str, "_Element"]) -> Style:
             break
         tag = HEADINGS.get(attribute(element, "name/val").lower(), "p")
         number = attribute(element, "pPr/numPr/numId/val")
+        marks = {e.tag: e for e in element.iterfind("{*}rPr/*") if e.tag.endswith(TEXT_MARKS)}
         style = Style(
             tag if style.tag == "p" else style.tag,
             style.number or number,
             style.level or attribute(element, "pPr/numPr/ilvl/val"),
             style.origin or (number and name),
+            {**marks, **style.marks},
         )
         name = attribute(element, "basedOn/val")
     return style

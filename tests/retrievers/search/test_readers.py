@@ -189,10 +189,13 @@ def docx(path: Path) -> None:
     line = file.add_paragraph("It lifts 10")
     line.add_run("6").font.superscript = True
     line.add_run(" litres of CO")
-    line.add_run("2").font.subscript = True
+    styles = [file.styles.add_style(name, 2) for name in ("Low", "Gone", "Late")]
+    styles[0].font.subscript, styles[1].font.strike, styles[2].base_style = True, True, styles[1]
+    line.add_run("2", styles[0])
     runs = [line.add_run(each) for each in "567"]
-    runs[0].font.strike, runs[1].font.strike, runs[2].font.strike = True, False, True
-    runs[2]._r.rPr[0].set(f"{{{WORD}}}val", "off")
+    runs[0].style, runs[1].style, runs[1].font.strike = styles[2], styles[2], False
+    runs[2].font.strike, runs[2].font.hidden = True, True
+    runs[2]._r.rPr.find("{*}strike").set(f"{{{WORD}}}val", "off")
     table = file.add_table(3, 2)
     for cell, text in zip(table._cells, ("Part", "Price", "Seal", "4.50", "-", "-"), strict=True):
         cell.text = text
@@ -298,7 +301,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "\t\tSeal\t4.50\n\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n7 €\n\n8 €\n\n"
         "[1] 1. footnote\n\n[endnote 1] 2. endnote",
         "The pump",
-        ["1 headers and footers", "2 tracked deletions", "1 symbols"],
+        ["1 headers and footers", "2 tracked deletions", "1 runs of hidden text", "1 symbols"],
     ),
     (
         "a.pptx",
