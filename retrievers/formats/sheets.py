@@ -2,9 +2,10 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from io import BytesIO, StringIO
 from itertools import zip_longest
@@ -13,6 +14,7 @@ from typing import Any
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
+from ragspec.retrievers.formats.office import read_part
 from ragspec.retrievers.formats.readers import MAX_BYTES, format_of, left_out, parsing
 
 NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, an amount
@@ -21,6 +23,10 @@ SEPARATOR = re.compile(r"sep=([;,|\t])(?=\n|$)", re.I)  # the first line of file
 LITERAL = re.compile(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^]-]*))?[^]]*\]')
 LITERALS = r'((?:"[^"]*"|[\\_*].|\[[^]<=>]*\]|[^]["\\_*#?0.,;@/EG])*)'
 DIGITS = r"(?=\.?[#?0])((?:[#?0,]{,30}[#?0])?)(?:\.([#?0]{,30}))?"
+SIGNS = {  # of a sheet's source -> its note; only texts within cells have fonts there
+    rb'<(?:\w+:)?(?:row|col) [^>]*\bhidden="[1t]': "hidden rows or columns read in",
+    rb"<(?:\w+:)?(?:vertAlign|strike)\b": "exponents or struck-out parts of cells not read in",
+}
 SECTION = re.compile(f"{LITERALS}{DIGITS}{LITERALS}(?:;|$)")
 
 
@@ -89,43 +95,62 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
 
     notes = left_out(path, data)
     with parsing(path):
-        file = load_workbook(BytesIO(data), read_only=True, data_only=True)
+        file = load_workbook(BytesIO(data), read_only=True, data_only=True, rich_text=True)
         formulas = load_workbook(BytesIO(data), read_only=True)
         sheets = [(sheet, formulas[sheet.title]) for sheet in file.worksheets]
     parts, unsaved, size = [], 0, 0
     for sheet, unevaluated in sheets:
+        name = f"sheet {clean(sheet.title)}"
         if sheet.sheet_state != "visible":
-            notes.append(f"the hidden sheet {clean(sheet.title)} left out")
+            notes.append(f"the hidden {name} left out")
             continue
         rows, numeric = list[list[str]](), set[int]()
         with parsing(path):  # which reads while it yields
-            sheet.reset_dimensions()  # files state fewer cells than they have
-            unevaluated.reset_dimensions()
-            for row in zip(sheet.iter_rows(), unevaluated.iter_rows(), strict=True):
-                pairs = list(zip(*row, strict=True))
-                if any(isinstance(a.value, int | float) for a, _ in pairs):
+            source = sheet._get_source().read()
+            notes += [f"{note} {name}" for sign, note in SIGNS.items() if re.search(sign, source)]
+            twins = [sheet, unevaluated] if re.search(rb"<(?:\w+:)?f[ />]", source) else [sheet]
+            for each in twins:
+                each.reset_dimensions()  # files state fewer cells than they have
+            for row in zip(*(each.iter_rows() for each in twins), strict=True):
+                cells = list(zip(*row, strict=True))
+                if any(isinstance(twin[0].value, int | float) for twin in cells):
                     numeric.add(len(rows))
-                unsaved += sum(a.value is None and b.value is not None for a, b in pairs)
-                rows.append([cell_text(b if a.value is None else a) for a, b in pairs])
+                unsaved += sum(a[0].value is None and a[-1].value is not None for a in cells)
+                rows.append([cell_text(a[-1] if a[0].value is None else a[0]) for a in cells])
                 size += sum(map(len, rows[-1]))
                 if size > MAX_BYTES:  # a text that many cells share is packed once
                     raise DocumentError(f"{path} unpacks to more than {MAX_BYTES} characters.")
         text = "\n".join(row_lines(rows, numeric)).rstrip("\n")
-        parts.append(Extract(text, headings=((0, f"{path.name}, sheet {clean(sheet.title)}"),)))
-    if unsaved:
-        notes.append(f"formulas without a saved result, left as formulas: {unsaved}")
+        parts.append(Extract(text, headings=((0, f"{path.name}, {name}"),)))
+    notes += [f"formulas without a saved result, left as formulas: {unsaved}"] * bool(unsaved)
     return replace(joined(parts, file.properties.title or "", "sheet"), notes=tuple(notes))
 
 
 def cell_text(cell: Any) -> str:
-    """Return the value of a cell as its reader sees it, with all digits, if its format is plain."""
-    value = cell.value
+    """Return the value of a cell as its reader sees it."""
+    text = "" if cell.value is None else value_text(cell.value, cell.number_format or "")
+    return f"~~{text}~~" if text and cell.font.strike else text
+
+
+def value_text(value: Any, form: str) -> str:
+    """Return a value in a format, with all digits if the format is plain."""
+    if isinstance(value, timedelta):
+        hours, rest = divmod(abs(value), timedelta(hours=1))
+        return f"{'-' * (value < timedelta())}{hours}{str(rest)[1:]}"
     if isinstance(value, datetime):
-        return value.isoformat(" ", "seconds").removesuffix(" 00:00:00")
+        text = value.isoformat(" ", "seconds")
+        is_time = re.fullmatch("(?i)[^yd]*[hs][^yd]*", LITERAL.sub("", form))
+        return text[11:] if is_time else text.removesuffix(" 00:00:00")
+    if isinstance(value, list):  # texts, some with a font
+        from lxml.builder import E
+
+        runs = (E.r(E.t(run)) if isinstance(run, str) else run.to_tree() for run in value)
+        return read_part(E.p(*runs), Counter(), {}).text
     if not isinstance(value, int | float) or isinstance(value, bool):
-        return "" if value is None else str(value)
+        value = f"=TABLE({value.r1})" if hasattr(value, "r1") else value
+        return str(getattr(value, "text", value))  # of the formula of an array
     digits = f"{value:.15g}" if isinstance(value, float) else str(value)
-    section = SECTION.match(cell.number_format or "")
+    section = SECTION.match(form)
     if section is None:
         return digits
     negative = SECTION.match(section.string, section.end()) if value < 0 else None
@@ -136,4 +161,5 @@ def cell_text(cell: Any) -> str:
     number = units.zfill(whole.count("0")) + "." * bool(decimals) + decimals
     signs = "-()" if negative else ""  # a minus stands for them
     before, after = (LITERAL.sub(r"\1\2\3", each).strip(signs) for each in (before, after))
-    return f"{'-' * (value < 0)}{before}{number}{after}".strip()
+    sign = "-" * (value < 0 and not (negative and "minus" in before.lower()))
+    return f"{sign}{before}{number}{after}".strip()

@@ -5,7 +5,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -152,15 +152,21 @@ OBJECTS = {"text/markdown": "*4*", "text/plain": "<a.B object at 0x7f>", "execut
 OUTPUTS = [{"text": ["2"]}, {"data": SHOWN}, OBJECTS, {"data": None, "ename": "E", "evalue": None}]
 OLD_CODE = {"cell_type": "code", "input": ["1+1"], "outputs": OUTPUTS}
 OLD = {"worksheets": [{"cells": [{"cell_type": "markdown", "source": "# Old"}, OLD_CODE]}]}
+SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+SHARED = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
+SHARED = f'<Override PartName="/s.xml" ContentType="{SHARED}"/></Types>'
+RICH = "<r><t>10</t></r><r><rPr><vertAlign val='superscript'/></rPr><t>-6</t></r><r><t> </t></r>"
+RICH += "<r><rPr><strike/></rPr><t>5</t></r>"
 BOOK = "b\n\nText of b.\n\na\n\nText of a."
 PAGE = "<html><body><h1>{0}</h1><p>Text of {0}.</p></body></html>"
-FORMATS: list[tuple[float, str, str]] = [
+FORMATS: list[tuple[Any, str, str]] = [
     (5, '0" kg"', "5 kg"), (12, '0"%"', "12%"), (12, "0\\%", "12%"), (-45, '0" (%)"', "-45 (%)"),
     (0.1234, "0.00 %", "12.34 %"), (0.125, "0.#_)%", "12.5%"), (0.005, "0%", "0.5%"),
     (1234.5, '#,##0.00\\ "€"_-;-0', "1234.50 €"), (-5, '0;[Red]\\(0" loss")', "-5 loss"),
     (0.5, "[$EUR] 0.00", "EUR 0.50"), (1234, "00000", "01234"), (1234, '0.0,"k"', "1234"),
     (3, '[<5]0" g";0" kg"', "3"), (10**30, "0.0", f"{10**30}.0"), (0.5, "# ?/?", "0.5"),
-    (7, "#", "7"),
+    (7, "#", "7"), (-5, '0;"minus "0', "minus 5"), (1.5, "hh:mm", "12:00:00"),
+    (timedelta(hours=45.5), "[h]:mm", "45:30:00"), (timedelta(hours=-1.5), "[h]:mm", "-1:30:00"),
 ]  # fmt: skip
 
 
@@ -244,6 +250,7 @@ def pptx(path: Path) -> None:
 
 def xlsx(path: Path) -> None:
     import openpyxl
+    from openpyxl.cell.rich_text import CellRichText, InlineFont, TextBlock
 
     file = openpyxl.Workbook()
     sheet = file.active
@@ -253,6 +260,9 @@ def xlsx(path: Path) -> None:
     sheet.append([])
     sheet.append(["Hose", 0.25])
     sheet["B4"].number_format, sheet["C4"] = "0.0%", "=B2*2"
+    sheet["D2"] = openpyxl.worksheet.formula.ArrayFormula("D2", "=A1:A3*2")
+    sheet["E2"] = CellRichText(TextBlock(InlineFont(strike=True), "a"), "b")
+    sheet["A4"].font, sheet.row_dimensions[4].hidden = openpyxl.styles.Font(strike=True), True
     sheet.add_chart(openpyxl.chart.BarChart(), "E5")
     hidden = file.create_sheet("Old")
     hidden.sheet_state = "hidden"
@@ -261,7 +271,11 @@ def xlsx(path: Path) -> None:
         units.append([form, value])
         units.cell(number, 2).number_format = form
     file.save(path)
-    change(path, '<dimension ref="A1:C4"', '<dimension ref="A1"')
+    change(path, '<dimension ref="A1:E4"', '<dimension ref="A1"')
+    change(path, 't="inlineStr"><is><t>Seal</t></is>', 't="s"><v>0</v>')
+    change(path, "</Types>", SHARED)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("s.xml", f'<sst xmlns="{SHEET}"><si>{RICH}</si></sst>')
 
 
 def change(path: Path, old: str, new: str) -> None:
@@ -313,11 +327,11 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     (
         "a.xlsx",
         xlsx,
-        "Item\tPrice\tSince\nItem: Seal; Price: 4.5; Since: 2026-03-01\n\n"
-        "Item: Hose; Price: 25.0%; Since: =B2*2\n\n"
+        "Item\tPrice\tSince\nItem: 10^-6 ~~5~~; Price: 4.5; Since: 2026-03-01; =A1:A3*2; ab\n\n"
+        "Item: ~~Hose~~; Price: 25.0%; Since: =B2*2\n\n"
         + "\n".join(f"{form}\t{text}" for _, form, text in FORMATS),
         "",
-        ["1 charts", "1 drawings", "hidden sheet Old", "formulas without a saved result"],
+        ["1 charts", "1 drawings", "hidden rows", "exponents", "hidden sheet Old", "formulas"],
     ),
     ("a.epub", epub, BOOK, "The Book", ["chapter o/l.xhtml", "chapter o/x"]),
     (
@@ -408,7 +422,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
 
 PLACES = {
     "a.pptx": ("About Sales", "slide 3", "slide 1 to slide 3"),
-    "a.xlsx": ("Hose", "sheet 1, row 4", "sheet 1, row 1 to sheet 2, row 16"),
+    "a.xlsx": ("Hose", "sheet 1, row 4", "sheet 1, row 1 to sheet 2, row 20"),
     "a.mbox": ("From here", "message 2", "message 1 to message 2"),
     "a.ipynb": ("done", "cell 2", "cell 1 to cell 2"),
     "a.jsonl": ("a: 1, 2", "line 4", "line 1 to line 4"),
