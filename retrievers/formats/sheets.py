@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from io import BytesIO, StringIO
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,16 @@ def row_lines(rows: Iterable[Sequence[str]], numeric: Container[int] = ()) -> It
     A table begins at the top and below each empty row. Its first row names the columns if its cells
     are several different texts, none a number; a row in `numeric` has one. The first may be empty,
     above the names of the rows. If such a row also stands below names, no row is one of names.
+    Forms above the first table have none.
     """
+    lines = ("\t".join(" ".join(cell.split()) for cell in row) for row in rows)
+    table = [line.rstrip("\t").split("\t") for line in lines]
     names, below, is_start = list[str](), list[bool](), True  # below: is each row like the names?
-    for index, row in enumerate(rows):
-        cells = "\t".join(" ".join(cell.split()) for cell in row).rstrip("\t").split("\t")
-        if len(cells) < 2 and (is_start or not cells[0]):  # empty, or the title of a table
-            is_start = True
-            yield cells[0]
+    end_of_forms = count_form_rows(table, numeric)
+    for index, cells in enumerate(table):
+        if index < end_of_forms or (len(cells) < 2 and (is_start or not cells[0])):
+            is_start = True  # below a form, an empty row or the title of a table
+            yield "\t".join(cells)
             continue
         has_number = index in numeric or any(map(NUMBER.fullmatch, cells))
         is_text = not has_number and all(cells[1:]) and 1 < len(cells) == len(set(cells))
@@ -58,6 +61,21 @@ def row_lines(rows: Iterable[Sequence[str]], numeric: Container[int] = ()) -> It
         else:
             pairs = zip_longest(names, cells, fillvalue="")
             yield "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
+
+
+def count_form_rows(table: Sequence[Sequence[str]], numeric: Container[int]) -> int:
+    """Return how many rows forms take: below 40 keys, with texts (a third or more) and numbers."""
+    count = 0
+    for _, group in groupby(table, [""].__eq__):
+        rows = list(enumerate(group, count))
+        pairs = [(index, cells[1]) for index, cells in rows if len(cells) == 2]
+        has_number = any(index in numeric or NUMBER.fullmatch(value) for index, value in pairs)
+        texts = sum(not re.search(r"\d", value) for _, value in pairs[1:])
+        is_form = has_number and 1 < len(pairs) < 40 and 3 * texts >= len(pairs) - 1
+        if (pairs and not is_form) or max(len(cells) for _, cells in rows) > 2:
+            break
+        count += len(rows)
+    return count
 
 
 def read_csv(path: Path, data: bytes) -> Extract:

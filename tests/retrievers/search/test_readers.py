@@ -158,6 +158,7 @@ SHARED = f'<Override PartName="/s.xml" ContentType="{SHARED}"/></Types>'
 RICH = "<r><t>10</t></r><r><rPr><vertAlign val='superscript'/></rPr><t>-6</t></r><r><t> </t></r>"
 RICH += "<r><rPr><strike/></rPr><t>5</t></r>"
 BOOK = "b\n\nText of b.\n\na\n\nText of a."
+FORM = "To,Ann\nBy,Bob\nNet,5\n\nNo,7\nAt,Bonn\n"
 PAGE = "<html><body><h1>{0}</h1><p>Text of {0}.</p></body></html>"
 FORMATS: list[tuple[Any, str, str]] = [
     (5, '0" kg"', "5 kg"), (12, '0"%"', "12%"), (12, "0\\%", "12%"), (-45, '0" (%)"', "-45 (%)"),
@@ -376,6 +377,13 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("j.csv", write("a,b\n\nx,y\n\nv,w\nt,u"), "a\tb\n\na: x; b: y\n\nv\tw\nt\tu", "", []),
     ("l.csv", write("1,Up,a|b|c\n2,In,d|e|f"), "1\tUp\ta|b|c\n2\tIn\td|e|f", "", []),
     ("k.csv", write("a,b\nx,1\n\n5,2,3\n"), "a\tb\na: x; b: 1\n\n5\t2\t3", "", []),
+    (
+        "m.csv",
+        write(f"{FORM}\nc,d,e\nx,1,y"),
+        f"{FORM}\nc,d,e\nc: x; d: 1; e: y".replace(",", "\t"),
+        "",
+        [],
+    ),
     ("c.tsv", write('1\t"a\n2\tb'), '1\t"a\n2\tb', "", ["quotes are not closed"]),
     ("a.tsv", write("1\t2\n3\t4\n"), "1\t2\n3\t4", "", []),
     ("b.tsv", write("\tmm\nSeal\t4\n"), "\tmm\nSeal; mm: 4".strip(), "", []),
