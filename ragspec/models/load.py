@@ -57,9 +57,9 @@ def _untie(model: PreTrainedModel) -> None:
 
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     tied = getattr(model.config, "tie_word_embeddings", False)
-    if tied and any(isinstance(each, Tokens) for each in ends):
-        if not isinstance(ends[1], Tokens) or not ends[1].token_adapter.tied_adapter:
-            raise ValueError("it trains tokens of a tied embedding in more than one way")
+    together = isinstance(ends[1], Tokens) and ends[1].token_adapter.tied_adapter
+    if tied and not together and any(isinstance(each, Tokens) for each in ends):
+        raise ValueError("it trains tokens of a tied embedding in more than one way")
     if any(isinstance(each, Tuned) for each in ends):
         first, head = (each.get_base_layer() if isinstance(each, Tuned) else each for each in ends)
         if head is not None and head.weight is first.weight:
