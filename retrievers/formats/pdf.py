@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from ctypes import c_double
 from dataclasses import replace
 from itertools import accumulate, chain
 from math import cos
@@ -116,16 +117,17 @@ def _with_raised(part: object, text: str) -> str:
     units = [*accumulate((1 + (each > "\uffff") for each in text), initial=0)]  # of UTF-16
 
     def box(at: int) -> tuple[float, float]:
-        """Return where a character's font begins, and its height, 0 if it is turned."""
+        """Return the height of a character's baseline, and that of its box, 0 if it is turned."""
         rect, index = raw.FS_RECTF(), raw.FPDFText_GetCharIndexFromTextIndex(part, units[at])
         raw.FPDFText_GetLooseCharBox(part, index, rect)
+        raw.FPDFText_GetCharOrigin(part, index, c_double(), baseline := c_double())
         is_level = cos(raw.FPDFText_GetCharAngle(part, index)) > LEVEL
-        return rect.bottom, is_level * (rect.top - rect.bottom)
+        return baseline.value, is_level * (rect.top - rect.bottom)
 
     def marked(match: re.Match[str]) -> str:
         digits, at, (base, height) = match[0], len(match[0]), box(match.start() - 1)
-        for bottom, size in map(box, reversed(range(*match.span()))):
-            if bottom <= base + RAISED * height or not 0 < size < SMALL * height:
+        for baseline, size in map(box, reversed(range(*match.span()))):
+            if baseline <= base + RAISED * height or not 0 < size < SMALL * height:
                 break
             at -= 1
         return f"{digits[:at]}{'^' * (at < len(digits))}{digits[at:]}"

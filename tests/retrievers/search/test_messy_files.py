@@ -100,6 +100,7 @@ def test_form_values_are_text_of_their_page(tmp_path: Path) -> None:
         ("See ", "5", "6 and 3", "See 5"),
         ("A) Tj 0 1 -1 0 40 300 Tm (Q", "", "4 W12 turned", "Q4 W12 turned"),
         ("AAAA x", "2", " ends", "\U0001d434" * 4 + " x^2"),
+        ("1.234,50 [7] Q4 x", "2", " ends", "1.234,50 [7] Q4 x^2"),
     ],
 )
 def test_raised_digits_of_a_pdf_follow_a_caret(
@@ -107,6 +108,8 @@ def test_raised_digits_of_a_pdf_follow_a_caret(
 ) -> None:
     line = f"{before}) Tj /F1 7 Tf 5 Ts ({raised}) Tj 0 Ts /F1 12 Tf ({after}"
     data = pdf_of([line, "Next"])
+    if "Q4 x" in before:  # a font without an ascent, for which pdfium has only boxes of the glyphs
+        data = data.replace(b"/BaseFont", b"/FontDescriptor << /FontBBox [0 -9 9 9] >> /BaseFont")
     if before.startswith("AAAA"):  # letters outside the first 65536 characters
         mapped = b"begincmap 1 beginbfchar <41> <D835DC34> endbfchar endcmap"
         stream = b"99 0 obj\n<< /Length %d >>\nstream\n%s\nendstream\nendobj\n"
