@@ -3,8 +3,8 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from ctypes import c_double
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_double, c_ushort, cast, create_string_buffer
 from dataclasses import replace
 from itertools import accumulate, chain
 from math import cos
@@ -38,6 +38,7 @@ NUMBERED = re.compile(
 )
 INNER_DIGITS = re.compile(r"(?<=\S)[-+−]?\d+")
 SMALL, RAISED = 0.85, 0.15  # a raised digit's most height and least rise, of what precedes it
+UNREAD, VALUED = {2: "check boxes", 3: "buttons"}, (4, 5, 6)  # types of form fields in pdfium
 LEVEL = 0.9  # least cosine of the angle of such text
 Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
 Count = tuple[str, int, int]  # text, which of its numbers, by how much it exceeds that of the page
@@ -53,6 +54,7 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     """
     import pypdfium2
 
+    unread = Counter[str]()
     if b"%PDF" not in data[:1024]:
         raise DocumentError(f"{path} is no PDF (it does not begin with %PDF).")
     with parsing(path):
@@ -60,8 +62,8 @@ def read_pdf(path: Path, data: bytes) -> Extract:
             with PDFIUM, pypdfium2.PdfDocument(data) as file:
                 title = file.get_metadata_value("Title")
                 file.init_forms()
-                unread = Counter(kind for page in file for kind in _unread(page))
-                if file.formenv:  # a form's values become text of the pages when these are reopened
+                forms = [_form(page, unread) for page in file]
+                if file.formenv:  # what else has a look becomes text of the reopened pages
                     for page in file:
                         page.flatten()
                 pages = [*map(_page, file)]
@@ -70,7 +72,7 @@ def read_pdf(path: Path, data: bytes) -> Extract:
                 raise DocumentError(f"{path} is encrypted; remove its password first.") from error
             raise DocumentError(f"{path} is a broken PDF ({error}).") from error
     title, raw = clean(title).strip(), [text for text, _ in pages]
-    empty = [number for number, page in enumerate(raw, 1) if not page.strip()]
+    empty = [n for n, page in enumerate(map(str.__add__, raw, forms), 1) if not page.strip()]
     if len(empty) == len(raw):
         count = pluralize(len(raw), "page")
         raise DocumentError(f"{path} holds no text on {count}; recognize the text of scans first.")
@@ -82,24 +84,35 @@ def read_pdf(path: Path, data: bytes) -> Extract:
             f"{len(removed)} running lines of page edges were removed, each stands once: "
             + "; ".join({DIGITS.sub("0", line): line for line in removed}.values())
         )
-    parts = [
-        Extract(text, headings=((0, f"{title or clean(path.name)}, page {number}"),))
-        for number, text in enumerate(texts, 1)
-    ]
+    name, texts = title or clean(path.name), [*map(str.__add__, texts, forms)]
+    parts = [Extract(text, headings=((0, f"{name}, page {n}"),)) for n, text in enumerate(texts, 1)]
     return replace(joined(parts, title, "page"), notes=tuple(notes))
 
 
-def _unread(page: "PdfPage") -> Iterator[str]:
-    """Yield the kind of each annotation that is not read."""
+def _form(page: "PdfPage", unread: Counter[str]) -> str:
+    """Return the values of a form as lines, hide their fields, and count what is not read."""
     from pypdfium2 import raw
 
-    kinds = {raw.FPDF_FORMFIELD_CHECKBOX: "check boxes", raw.FPDF_FORMFIELD_RADIOBUTTON: "buttons"}
-    for number in range(raw.FPDFPage_GetAnnotCount(page)):
-        each = raw.FPDFPage_GetAnnot(page, number)
-        field = raw.FPDFAnnot_GetFormFieldType(page.formenv, each) if page.formenv else 0
-        yield from [kinds[field]] if field in kinds else ()
-        yield from ["sticky notes"] * (raw.FPDFAnnot_GetSubtype(each) == raw.FPDF_ANNOT_TEXT)
+    def string(call: Callable[..., int], *number: int) -> str:
+        buffer = create_string_buffer(call(form, each, *number, None, 0))
+        call(form, each, *number, cast(buffer, POINTER(c_ushort)), len(buffer))
+        return clean("\n".join(buffer.raw.decode("utf-16-le", "replace").strip("\0").splitlines()))
+
+    text, form = "", page.formenv
+    for each in [raw.FPDFPage_GetAnnot(page, n) for n in range(raw.FPDFPage_GetAnnotCount(page))]:
+        field = raw.FPDFAnnot_GetFormFieldType(form, each) if form else 0
+        unread.update([UNREAD[field]] if field in UNREAD else ())
+        unread.update(["sticky notes"] * (raw.FPDFAnnot_GetSubtype(each) == raw.FPDF_ANNOT_TEXT))
+        if field in VALUED and not raw.FPDFAnnot_GetFlags(each) & raw.FPDF_ANNOT_FLAG_HIDDEN:
+            options = range(raw.FPDFAnnot_GetOptionCount(form, each))
+            chosen = [n for n in options if raw.FPDFAnnot_IsOptionSelected(form, each, n)]
+            labels = ", ".join(string(raw.FPDFAnnot_GetOptionLabel, n) for n in chosen)
+            if value := labels or string(raw.FPDFAnnot_GetFormFieldValue):
+                name = string(raw.FPDFAnnot_GetFormFieldAlternateName)
+                text += f"\n{name or string(raw.FPDFAnnot_GetFormFieldName)}: {value}"
+                raw.FPDFAnnot_SetFlags(each, raw.FPDF_ANNOT_FLAG_HIDDEN)
         raw.FPDFPage_CloseAnnot(each)
+    return text
 
 
 def _page(page: "PdfPage") -> tuple[str, str]:

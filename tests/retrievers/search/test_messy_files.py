@@ -86,9 +86,19 @@ def test_repeated_lines_of_invoices_stay(tmp_path: Path) -> None:
     assert load(tmp_path, "lines.pdf", pdf_of(*["Same line"] * 5)).text.count("Same line") == 5
 
 
-def test_form_values_are_text_of_their_page(tmp_path: Path) -> None:
-    document = load(tmp_path, "form.pdf", pdf_of("Name", "Total", field="Ann Lee"))
-    assert document.text == "Name\nAnn Lee\n\nTotal"
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        (b"/FT /Tx", "Ann Lee"),
+        (b"/FT /Tx /V (Ann\\012Lee)", "n: Ann\nLee"),
+        (b"/FT /Ch /Opt [[(a) (A l)] [(b) (B)] [(c) (C)]] /V [(a) (c)] /TU (Who)", "Who: A l, C"),
+        (b"/FT /Tx /V (Ann) /F 2", ""),
+    ],
+)
+def test_form_values_are_text_of_their_page(tmp_path: Path, entries: bytes, text: str) -> None:
+    data = pdf_of("Name", "Total", field="Ann Lee").replace(b"/FT /Tx", entries)
+    document = load(tmp_path, "form.pdf", data)
+    assert document.text == f"Name\n{text}".rstrip() + "\n\nTotal"
     assert document.notes == ("1 check boxes left out", "1 sticky notes left out")
 
 
