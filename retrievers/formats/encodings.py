@@ -52,6 +52,7 @@ ENOUGH, DIFFERENT = 8, 2  # fewest bytes above ASCII, and different ones, to gue
 SAMPLE = 65536
 HIRAGANA = 0.2  # least share of such letters in Japanese
 GAP = "\n\n"  # between the parts of a file
+UNTITLED = re.compile(r"^\(?(untitled( document)?[ -]*\d*|unspecified)\)?$|^\(anonymous\)$", re.I)
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 ODD = re.compile(r"[\x01-\x08\x0e-\x1a]")
 CONTROLS = bytes(number for number in range(128) if CONTROL.match(chr(number)))

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from zipfile import ZipFile
 
 from ragspec.errors import DocumentError
-from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
+from ragspec.retrievers.formats.encodings import UNTITLED, Extract, clean, decode, joined
 from ragspec.retrievers.formats.numbering import formatted, whole
 from ragspec.retrievers.formats.readers import left_out, parsing
 
@@ -117,7 +117,7 @@ def read_html(source: str) -> Extract:
         text = SPACES.sub(" ", TAG.sub(" ", source)).strip()
         return Extract(text, notes=("the markup is nested too deeply; its tags were removed",))
     title = SPACES.sub(" ", root.xpath("string(//title[not(parent::svg)])")).strip()
-    return read_tree(root, title)
+    return read_tree(root, UNTITLED.sub("", title))
 
 
 def read_tree(root: "_Element", title: str = "") -> Extract:

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ragspec.errors import DocumentError, pluralize
-from ragspec.retrievers.formats.encodings import Extract, clean, joined
+from ragspec.retrievers.formats.encodings import UNTITLED, Extract, clean, joined
 from ragspec.retrievers.formats.readers import parsing
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def read_pdf(path: Path, data: bytes) -> Extract:
             if "assword" in str(error):
                 raise DocumentError(f"{path} is encrypted; remove its password first.") from error
             raise DocumentError(f"{path} is a broken PDF ({error}).") from error
-    title, raw = clean(title).strip(), [text for text, _ in pages]
+    title, raw = UNTITLED.sub("", clean(title).strip()), [text for text, _ in pages]
     empty = [n for n, page in enumerate(map(str.__add__, raw, forms), 1) if not page.strip()]
     if len(empty) == len(raw):
         count = pluralize(len(raw), "page")
