@@ -174,15 +174,15 @@ def align(root: "_Element") -> None:
     """Add empty cells beside and below those that span several, so that columns stay in line."""
     left = MAX_STEPS
     for cell in root.xpath("//*[self::td or self::th][@colspan or @rowspan]"):
-        spans = [cell.get(name, "") for name in ("colspan", "rowspan")]
-        columns, rows = (int(span) if re.fullmatch("[1-9][0-9]?", span) else 1 for span in spans)
+        columns = min(whole(cell.get("colspan"), 1), left)
+        rows = whole(cell.get("rowspan"), 1) or MAX_STEPS  # 0 means all rows below
         row, is_first = cell.getparent(), 1
         index = row.index(cell) if left > 0 else 0
         while row is not None and rows > 0 and left > 0:
             for _ in range(columns - is_first):
                 row.insert(index + is_first, row.makeelement("td"))
             left -= index + columns
-            row, rows, is_first = row.getnext(), rows - 1, 0
+            row, rows, is_first = next(row.itersiblings("tr"), None), rows - 1, 0
 
 
 def number(root: "_Element") -> None:
@@ -190,9 +190,9 @@ def number(root: "_Element") -> None:
     for each in root.iter("ol"):
         items, step = each.findall("li"), -1 if "reversed" in each.attrib else 1
         kind = each.get("type", "1")
-        count = whole(each.get("start", ""), len(items) if step < 0 else 1)
+        count = whole(each.get("start"), len(items) if step < 0 else 1)
         for item in items:
-            count = whole(item.get("value", ""), count)
+            count = whole(item.get("value"), count)
             label = formatted(count, FORMS.get(kind, "") if count <= 26 else "")
             place = item
             while len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:

@@ -28,9 +28,9 @@ def attribute(element: "_Element", path: str) -> str:
     return next((value for key, value in items if key.rpartition("}")[2] == name), "")
 
 
-def whole(value: str, default: int = 0) -> int:
-    """Return a whole number as files state it, or the default."""
-    return int(value) if re.fullmatch("-?[0-9]{1,6}", value) else default
+def whole(value: str | None, default: int = 0) -> int:
+    """Return a whole number of up to six digits, or the default."""
+    return int(value) if value and re.fullmatch(r"\s*-?\d{1,6}\s*", value) else default
 
 
 def in_roman(number: int) -> str:

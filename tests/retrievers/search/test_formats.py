@@ -60,6 +60,8 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("soft\xadhyphen zero\u200bwidth", "softhyphen zerowidth"),
         ("a<!-- hidden -->b<style>c</style>", "ab"),
         ("<table><tr><td rowspan=2>A<td>1<td colspan=2>x<td>y<tr><td>2", "A\t1\tx\t\ty\n\t2"),
+        ("<table><tr><td rowspan=100>A<td colspan=' 02'>1<td>2<tr><td>3", "A\t1\t\t2\n\t3"),
+        ("<table><tr><td rowspan=0>A<td colspan=0>1<td>2<tr><td>3</table>4", "A\t1\t2\n\t3\n\n4"),
         ("e<sup>2a</sup> x<sup>ab</sup>", "e^(2a) x^ab"),
         ("<math><mfenced open='['><mi>a</mi><mn>2</mn></mfenced></math>", "[a,2)"),
         (f"<math><mfenced separators='; |'>{'<mi>x</mi>' * 4}</mfenced></math>", "(x;x|x|x)"),
