@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lxml.etree import _Element
 
 _HIDDEN = "script style template noscript svg head title nav iframe annotation annotation-xml"
-HIDDEN = frozenset(_HIDDEN.split())
+HIDDEN = frozenset({"hidden-elements", *_HIDDEN.split()})
 _LOOSE = (
     "address article aside blockquote body details div dl fieldset figcaption figure footer form "
     "h1 h2 h3 h4 h5 h6 header hr html main p pre section summary table"
@@ -37,7 +37,9 @@ STRUCK = frozenset({"del", "s", "strike"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
 # Parts that screen readers leave out as well: menus in other elements, icons, second copies.
 UNSEEN = '//body//*[@role="navigation" or @role="search" or @aria-hidden="true"]'
-NOTED = "//svg[.//text[normalize-space()]] | //body//noscript[normalize-space()]"  # left out
+UNSHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
+STYLE = re.compile(r"vertical-align\s*:\s*(su[pb])|text-decoration[\w-]*\s*:[^;]*line-thr", re.I)
+NOTED = "//body//*[self::svg//text or self::noscript or self::hidden-elements][normalize-space()]"
 MAX_STEPS = 200_000  # over cells of a page, to bring them in line
 DESCRIPTION = 5  # fewest words of a picture's text that are more than its name
 PILCROW = "¶"  # links to headings, as documentation tools write them
@@ -100,7 +102,7 @@ def read_page(path: Path, data: bytes) -> Extract:
     return replace(page, notes=extract.notes + page.notes)
 
 
-def read_html(source: str) -> Extract:
+def read_html(source: str, *, is_mail: bool = False) -> Extract:
     """Return the text of an HTML page, its title, and its headings.
 
     The title is that of the page, else its first heading. Broken markup is read as far as possible.
@@ -117,13 +119,14 @@ def read_html(source: str) -> Extract:
         text = SPACES.sub(" ", TAG.sub(" ", source)).strip()
         return Extract(text, notes=("the markup is nested too deeply; its tags were removed",))
     title = SPACES.sub(" ", root.xpath("string(//title[not(parent::svg)])")).strip()
-    return read_tree(root, UNTITLED.sub("", title))
+    return read_tree(root, UNTITLED.sub("", title), is_mail)
 
 
-def read_tree(root: "_Element", title: str = "") -> Extract:
+def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extract:
     """Return the text of a tree of HTML elements, which is changed."""
     from lxml import etree
 
+    apply_styles(root, is_mail)
     for element in root.xpath(UNSEEN):
         element.tag = "nav"
     for element in root.xpath('//script[starts-with(@type, "math/")]'):
@@ -132,6 +135,8 @@ def read_tree(root: "_Element", title: str = "") -> Extract:
         alt, kind = element.get("alt"), element.get("class", "")
         if "math" in kind or alt.startswith("$") or len(alt.split()) >= DESCRIPTION:
             element.text = ILLEGAL.sub(" ", alt)
+    for element in root.xpath('//input[@value][not(@type) or @type="text" or @type="number"]'):
+        element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
     notes = dict.fromkeys(f"text of {each.tag} left out" for each in root.xpath(NOTED))
     etree.strip_elements(root, *HIDDEN, with_tail=False)
     align(root)
@@ -168,6 +173,19 @@ def read_epub(path: Path, data: bytes) -> Extract:
     book = joined([part for part in parts if part.text])
     first = parts[0].title if parts else ""
     return replace(book, title=title or first, notes=(*book.notes, *notes))
+
+
+def apply_styles(root: "_Element", is_mail: bool) -> None:
+    """Wrap text that styles raise, lower or strike out; rename what mails hide, without scripts."""
+    rigid = (BLOCKS | CELLS) - {"br"}
+    for element in root.xpath("//body//*[@style or @hidden]"):
+        style = element.get("style", "")
+        if is_mail and ("hidden" in element.attrib or UNSHOWN.search(style)):
+            element.tag = "hidden-elements"
+        tags = [each.tag for each in element]
+        if (match := STYLE.search(style)) and rigid.isdisjoint([*tags, match[1] and element.tag]):
+            inner = element.makeelement((match[1] or "s").lower())
+            inner.text, element.text, inner[:], element[:] = element.text, None, element[:], [inner]
 
 
 def align(root: "_Element") -> None:

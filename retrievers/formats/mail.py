@@ -69,7 +69,7 @@ def _body(path: Path, body: EmailMessage) -> Extract:
     plain = strict(data, "utf-8") if codec == "cp1252" else None  # which much UTF-8 is declared as
     plain = strict(data, codec) if plain is None else plain
     text = decode(path, data) if plain is None else Extract(plain.replace("\r\n", "\n"))
-    page = read_html(text.text) if body.get_content_subtype() == "html" else text
+    page = read_html(text.text, is_mail=True) if body.get_content_subtype() == "html" else text
     return Extract(clean(page.text.strip("\r\n ")), notes=text.notes + page.notes)
 
 
