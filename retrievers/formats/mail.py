@@ -17,6 +17,8 @@ from ragspec.retrievers.formats.readers import parsing
 LINES = ("From", "To", "Cc", "Date", "Subject")
 FROM = rb"From [^\n]*\d{4}[^\n]*\n"
 START = re.compile(rb"\A" + FROM + rb"|(?<=\n)\r?\n" + FROM + rb"(?=[!-9;-~]+:)")
+WORD = re.compile(r"https?:\S+|(\d+|[^\W\d]+)")  # links have none
+MORE = 0.25  # of a page's words: least surplus over its plain text for the page to be read
 QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 
 
@@ -39,13 +41,11 @@ def _parts(path: Path, message: Any) -> Iterator[Extract]:
         header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
         kind, name = message.get_content_type(), message.get_filename()
         is_attachment, inner = message.is_attachment(), [*message.iter_parts()]
-        if kind == "multipart/alternative":
-            best = message.get_body(("plain", "html"))
-            more = [part for part in [*message.walk()][1:] if _is_file(part) and part is not best]
-            inner = inner if best is None else [best, *more]
-    title = clean(header.get("Subject", ""))
+    title, note = clean(header.get("Subject", "")), ""
+    if kind == "multipart/alternative":
+        inner, note = _forms(path, message)
     lines = clean("\n".join(f"{name}: {value}" for name, value in header.items()))
-    yield Extract(lines, headings=((0, title),) if title else ())
+    yield Extract(lines, headings=((0, title),) if title else (), notes=(note,) if note else ())
     if inner and kind.startswith(("multipart/", "message/rfc822")):
         for part in inner:
             yield from _parts(path, part)
@@ -55,10 +55,24 @@ def _parts(path: Path, message: Any) -> Iterator[Extract]:
         yield Extract("", notes=(f"the attachment {clean(name or kind)} left out",))
 
 
+def _forms(path: Path, message: Any) -> tuple[list[Any], str]:
+    """Return the plain text, or the page if that says more, then files; and a note on the other."""
+    with parsing(path):
+        forms = [message.get_body((kind,)) for kind in ("plain", "html")]
+        files = [part for part in [*message.walk()][1:] if _is_file(part) and part not in forms]
+    texts = ["" if form is None else _body(path, form).text.lower() for form in forms]
+    plain, page = ({*WORD.findall(text)} - {""} for text in texts)
+    numbers = [sum(map(str.isdecimal, words)) for words in (plain, page)]
+    is_page = (numbers[1], len(page)) > (numbers[0], len(plain) + MORE * len(page))
+    note = f"the {('page', 'plain text')[is_page]} left out; it has words that the other lacks"
+    best, lost = forms[is_page], plain - page if is_page else page - plain
+    return [*message.iter_parts()] if best is None else [best, *files], note if lost else ""
+
+
 def _is_file(part: EmailMessage) -> bool:
-    """Return whether a part is attached; the form of a body may have a name, too."""
-    form = part.get_content_maintype() in ("text", "multipart")
-    return part.is_attachment() or bool(part.get_filename() and not form)
+    """Return whether a part is attached or a date; the form of a body may have a name, too."""
+    form = (kind := part.get_content_type()).startswith(("text/", "multipart/"))
+    return kind == "text/calendar" or part.is_attachment() or bool(part.get_filename() and not form)
 
 
 def _body(path: Path, body: EmailMessage) -> Extract:

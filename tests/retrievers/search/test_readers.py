@@ -53,6 +53,7 @@ LATIN = b"From: Ann\nContent-Type: multipart/mixed; boundary=B\n\n%s%s%s--B--\n"
     PART % (b"text/plain; charset=us-ascii", "ü".encode()),
     PART % (b"text/html; charset=undefined", b"<table><td><td>c</table><ol><li>a&#12;b</ol>"),
 )
+HIDING = b"<p hidden>1<p>Stay <b style='color:red; DISPLAY: none'>2</b>at home"
 SEALED = b"From: Ann <ann@example.org>\nContent-Type: application/pgp-encrypted\n\nx"
 BEGIN = b"From a@b Mon Jan  1 10:00:00 2024\n"
 BOB = b"From: Bob <b@example.org>\nSubject: Two\n\n>From here on.\n\nFrom 2019 on.\n"
@@ -185,6 +186,11 @@ def nested(path: Path) -> None:
     outer.add_attachment("The list.", disposition="inline")
     outer.add_attachment(b"x", "application", "pkcs7-mime")
     path.write_bytes(outer.as_bytes())
+
+
+def forms(plain: bytes, form: bytes, kind: bytes = b"text/html") -> Callable[[Path], None]:
+    parts = PART % (b"text/plain", plain), PART % (kind, form)
+    return write(b"From: A\nContent-Type: multipart/alternative; boundary=B\n\n%s%s--B--\n" % parts)
 
 
 def docx(path: Path) -> None:
@@ -345,6 +351,11 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("b.eml", nested, NESTED, "", ["attachment a.png", "attachment application/pkcs7"]),
     ("d.eml", write(LATIN), "From: Ann\n\n“q”\n\nü\n\n\tc\n\n1. a b", "", []),
     ("c.eml", write(SEALED), "From: Ann <ann@example.org>", "", ["pgp-encrypted left out"]),
+    ("e.eml", forms(b"See 1 page.", b"1: 77,50"), "From: A\n\n1: 77,50", "", ["the plain text"]),
+    ("f.eml", forms(b"Stay.", HIDING), "From: A\n\nStay at home", "", ["hidden-elements left"]),
+    ("g.eml", forms(b"A b c http:x?8", b"A b c d"), "From: A\n\nA b c http:x?8", "", ["page"]),
+    ("h.eml", forms(b"Pay 7 or 8", b"Pay 9"), "From: A\n\nPay 7 or 8", "", ["page left out"]),
+    ("i.eml", forms(b"See", b"D:9", b"text/calendar"), "From: A\n\nSee\n\nD:9", "", []),
     (
         "a.mbox",
         write(MAILBOX),
