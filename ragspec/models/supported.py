@@ -135,21 +135,25 @@ def foreign_layers(config: PreTrainedConfig) -> set[str]:
 
     Examples are the compressed keys of DeepSeek V4 and the index of sparse attention.
     """
-    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+    from transformers.cache_utils import DynamicCache
 
     try:
         layers = DynamicCache(config=config).layers
     except Exception:  # the configuration may lack any field: unknown then
         return set()
-    plain = (DynamicLayer, DynamicSlidingWindowLayer)
-    return {type(layer).__name__ for layer in layers if type(layer) not in plain}
+    plain = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}  # the last holds nothing
+    return {type(layer).__name__ for layer in layers} - plain
 
 
-def scales_by_slot(config: PreTrainedConfig) -> bool:
-    """Return whether a model scales queries by slot, not position: Llama 4 with tuning."""
+def counts_slots(config: PreTrainedConfig) -> str:
+    """Return what a model computes by slot, not position, "" for nothing."""
     text = config.get_text_config()
     without_rope = not all(getattr(text, "no_rope_layers", None) or [1])
-    return bool(getattr(text, "attn_temperature_tuning", False) and without_rope)
+    if getattr(text, "attn_temperature_tuning", False) and without_rope:  # Llama 4
+        return "queries are scaled"
+    if "local" in (getattr(text, "attention_layers", None) or ()):  # GPT-Neo
+        return "local layers mask"
+    return "ALiBi counts" if getattr(text, "alibi", False) else ""  # Falcon
 
 
 def unwrapped(model: PreTrainedModel) -> PreTrainedModel:

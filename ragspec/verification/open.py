@@ -193,8 +193,6 @@ def _hindrance(target: CausalTarget) -> str:
         return "its rotary tables depend on the length of the text"
     if type(target) is not CausalTarget:
         return f"{type(target).__name__} makes its forwards in a way of its own"
-    if not target.takes_positions:
-        return "it counts positions by itself"
     if (ranks := rank_count(target.model)) > 1:
         return f"its weights are cut among {ranks} ranks"
     devices = {str(p.device) for p in target.model.parameters()}

@@ -181,7 +181,7 @@ class Finding:
 
     mode: "tree", "chain", "refused", or "not built". reason: why not trees. plain: whether
     our plain greedy text is that of transformers' `generate`. drafted: whether drafts left it as
-    it is. accepted: nodes of drafts in it.
+    it is. accepted: nodes of drafts in it. half: the mode in bfloat16.
     """
 
     model_type: str
@@ -190,11 +190,12 @@ class Finding:
     plain: bool = True
     drafted: bool = True
     accepted: int = 0
+    half: str = "refused"
 
     @property
     def right(self) -> bool:
         """Whether the type was refused, or gives the text that it should, drafted or not."""
-        return self.plain and self.drafted
+        return self.plain and self.drafted and self.half in (self.mode, "refused")
 
 
 class NotBuilt(Exception):
@@ -232,6 +233,7 @@ def examine(model_type: str) -> Finding:
         plain == current,
         [out.tokens for out in drafted] == plain and not any(out.report.faults for out in drafted),
         sum(out.report.accepted for out in drafted),
+        probe(CausalTarget(model.to(torch.bfloat16))).mode,
     )
 
 

@@ -10,6 +10,7 @@ SHARE = 0.1  # of the types that may be beyond what the sweep can build
 # Types that earlier versions refused, decoded wrongly or slowly.
 MODES = {
     "arcee": "tree",
+    "bloom": "chain",
     "bart": "chain",  # its last token is forced; it counts positions itself, as the next ones do
     "blenderbot": "chain",
     "blenderbot-small": "chain",
@@ -23,6 +24,7 @@ MODES = {
     "xlm-roberta": "tree",
     "xlm-roberta-xl": "tree",
     "doge": "tree",
+    "gemma3n_text": "tree",  # some of its layers hold no keys
     "bigbird_pegasus": "chain",
     "deepseek_v4": "chain",  # its cache holds compressed keys
     "glm_moe_dsa": "chain",  # its cache holds an index
