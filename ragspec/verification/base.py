@@ -61,8 +61,9 @@ class TargetModel:
         text = model.config.get_text_config()
         self.vocab_size: int = int(text.vocab_size)
         self.input_size: int = self.vocab_size
-        limit = getattr(text, "max_position_embeddings", None)
-        self.max_length: int | None = int(limit) if limit else None
+        # Beyond `keep_window_size` Doge drops keys, among equal ones any.
+        limits = (getattr(text, n, None) for n in ("max_position_embeddings", "keep_window_size"))
+        self.max_length: int | None = min((int(n) for n in limits if n), default=None)
         self._unwrapped = unwrapped(model)
         accepted = inspect.signature(self._unwrapped.forward).parameters
         self.keeps_logits = "logits_to_keep" in accepted
@@ -70,8 +71,7 @@ class TargetModel:
         self.border = table_border(model)
         self.divisible = self.border is None
         self.rereads = not self.divisible and model.config.model_type in READ_AGAIN
-        custom_attention = any(custom for _, custom in model_configs(model))
-        self.packs = self.divisible and not custom_attention
+        self.packs = self.divisible and not any(custom for _, custom in model_configs(model))
         self._embedding = model.get_input_embeddings()
         self.piece = piece_of(self.device) if self.divisible else None
         self._training: bool = self._unwrapped.training

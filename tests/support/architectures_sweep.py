@@ -55,7 +55,7 @@ _SIZES: tuple[tuple[Any, str], ...] = (
         "linear_key_head_dim linear_value_head_dim swa_head_dim d_head dim_head global_head_dim "
         "attention_head_size query_pre_attn_scalar attention_head_dim sliding_window window_size "
         "attention_chunk_size attention_window_size local_attention sliding_window_size "
-        "mamba_chunk_size chunk_size keep_window_size floor_scale mem_len rel_extent",
+        "mamba_chunk_size chunk_size floor_scale mem_len rel_extent",
     ),
     (
         4,

@@ -173,3 +173,8 @@ def test_models_without_such_a_scale_verify_trees(tempered: Any) -> None:
     config = copy.deepcopy(tempered.config)
     config.attn_temperature_tuning = False
     assert not counts_slots(config)
+
+
+def test_texts_end_where_doge_drops_keys() -> None:
+    assert CausalTarget(make("doge", keep_window_size=24)).max_length == 24
+    assert CausalTarget(make("doge")).max_length == 256
