@@ -113,7 +113,8 @@ def foreign(model: PreTrainedModel) -> str:
         return "its tokens attend to later ones"
     if (activation := ModelForm.of(config).activation) not in ("silu", "gelu_pytorch_tanh"):
         return f"its activation is {activation}"
-    return ""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return f"its heads are {width} wide, not a multiple of 16" if width % 16 else ""
 
 
 def _customised(model: nn.Module) -> str:
