@@ -208,9 +208,12 @@ def quantized(model: PreTrainedModel) -> PreTrainedModel:
 
     linears = replace_linears(model, store) if floating else {}
     if not linears:
+        layers = model.named_modules() if floating else ()
+        odd = (f"{n} with {x.in_features}" for n, x in layers if type(x) is nn.Linear)
         raise ModelError(
             f"{type(model).__name__} cannot be quantized; expected floating weights, and linear "
-            f"layers whose inputs are a multiple of {BLOCK}. Leave dtype='int8' out."
+            f"layers whose inputs are a multiple of {BLOCK}, got "
+            f"{next(odd, 'none of these')}. Leave dtype='int8' out."
         )
     for linear, block in linears.items():
         if linear.weight is embedding.weight:
