@@ -4,9 +4,9 @@
 (`kl16.ckpt`; Li et al., arXiv 2406.11838, appendix A) has attention in the encoder's last block
 alone. diffusers numbers the decoder's blocks from the widest on.
 
-The layouts are LDM's (Rombach et al., arXiv 2112.10752), which Janus and MAR share, and LlamaGen's;
-all follow Esser et al. (2012.09841). Attention's 1 x 1 convolutions are linear layers in diffusers.
-Widths and blocks are read off the shapes. The groups of the norms are 32 in all published models.
+The layouts are LDM's (Rombach et al., arXiv 2112.10752; Chameleon's and MAR's), Janus' and
+LlamaGen's. All follow Esser et al. (2012.09841). Attention's 1 x 1 convolutions are linear in
+diffusers. Widths and blocks are read off the shapes; the groups of the norms are 32 everywhere.
 """
 
 import re
@@ -28,7 +28,7 @@ _GROUPS = 32
 FACTOR = 0.2325  # MAR's scaling factor for the latents of KL-16
 _UP = re.compile(r"^(decoder\.up_blocks)\.(\d+)\.")
 LINEAR = r"\.attentions\.\d+\.to_(?:[qkv]|out\.0)\.weight$"
-diffusers_names = by_patterns(
+_in_order = by_patterns(
     # LlamaGen's name | Janus' name
     (r"^encoder\.(?:conv_blocks|down)\.", "encoder.down_blocks."),
     (r"^decoder\.(?:conv_blocks|up)\.", "decoder.up_blocks."),
@@ -189,9 +189,11 @@ def convolution_sizes(weights: Tensors) -> dict[str, object]:
     }
 
 
-def _from_widest(published: Iterable[str]) -> dict[str, str]:
-    """Return diffusers' names, which count the decoder's blocks from the widest one on."""
-    names = diffusers_names(published)
+def diffusers_names(published: Iterable[str]) -> dict[str, str]:
+    """Return diffusers' names; LDM counts the decoder's blocks from the narrowest one on."""
+    names = _in_order(published)
+    if "decoder.up_blocks.0.upsamplers.0.conv.weight" in names.values():
+        return names
     last = max((int(each[2]) for each in map(_UP.match, names.values()) if each), default=0)
     return {
         name: _UP.sub(lambda block: f"{block[1]}.{last - int(block[2])}.", ours)
@@ -216,7 +218,7 @@ class KLAutoencoder(Autoencoder):
     layout = WeightLayout(
         "KL autoencoder",
         CONVOLUTIONS,
-        _from_widest,
+        diffusers_names,
         dropped=r"^(?:loss|model_ema)\.",  # of a training script's file: needed for training alone
         linear=LINEAR,
     )

@@ -15,6 +15,7 @@ from ragspec.visual import ImagePipeline, VQTokenizer, load_llamagen
 from tests.support import image_models
 from tests.support.damage import Change, with_one, without
 from tests.support.plain_vq import CODES, DIM, LATENT, Plain, Weights, published
+from tests.support.tiny_masked import kl_published
 from tests.visual.models.test_llamagen_checkpoint import SIZES
 from tests.visual.models.test_llamagen_checkpoint import published as published_generator
 
@@ -29,9 +30,11 @@ def some_codes() -> torch.Tensor:
     return torch.randint(CODES, (2, 4, 4), generator=torch.Generator().manual_seed(1))
 
 
-def test_codes_become_the_pixels_of_the_published_layers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [dict, kl_published])  # LlamaGen's names and LDM's
+def test_codes_become_the_pixels_of_the_published_layers(named: Any, tmp_path: Path) -> None:
     weights = published()
-    tokenizer = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights), torch.float64)
+    file = saved(tmp_path / "vq.pt", named(weights))
+    tokenizer = VQTokenizer.from_pretrained(file, torch.float64)
     assert (tokenizer.vocab_size, tokenizer.reduction) == (CODES, 4)
     expected = Plain(weights).decode(some_codes())
     assert expected.shape == (2, 3, 16, 16)
