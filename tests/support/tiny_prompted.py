@@ -1,7 +1,8 @@
 """Tiny image models of transformers with random weights, and tokenizers with their tokens."""
 
+import copy
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.support.architectures import COMMON
 
 SIDE = 3  # of the square of codes
 BOOK = 24
-WORDS = ("a", "red", "blue", "cat", "bicycle", "tree", "User", "*", *map(str, range(7)))
+WORDS = ("a", "red", "blue", "cat", "bicycle", "tree", "User", "*", "8x4", *map(str, range(6)))
 MARKS = {"pad_token": "<pad>", "bos_token": "<s>", "sep_token": "<sep>", "unk_token": "<unk>"}
 IMAGE_MARKS = {
     "boi_token": "<boi>",
@@ -95,6 +96,7 @@ def tokenizer(kind: str) -> Any:
 def model(kind: str, seed: int = 0) -> Any:
     """Return a float64 model with random weights; the same object for equal calls."""
     makers = {"janus": _janus, "emu3": _emu3, "chameleon": _chameleon, "imagegpt": _imagegpt}
+    makers["lumina"] = partial(_chameleon, z_loss_weight=0.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return makers[kind]().double().eval()
@@ -102,11 +104,22 @@ def model(kind: str, seed: int = 0) -> Any:
 
 def save(folder: Path, kind: str) -> Path:
     """Save a model of float32 with its tokenizer and a draft model, and return the folder."""
-    import copy
-
     copy.deepcopy(model(kind)).float().save_pretrained(folder)
     copy.deepcopy(model(kind, 1)).float().save_pretrained(folder / "draft")
     tokenizer(kind).save_pretrained(folder)
+    return folder
+
+
+def save_lumina(folder: Path) -> Path:
+    """Save a Lumina-mGPT with a draft model and a decoder, as its training code does."""
+    for seed, place in enumerate((folder, folder / "draft")):
+        every = model("lumina", seed).state_dict().items()
+        weights = {name: each for name, each in every if ".vqmodel." not in name}
+        rows = {name: each[:1] for name, each in weights.items() if "_norm." in name}
+        norms = {name: torch.rand_like(each) for name, each in rows.items()}
+        model("lumina", seed).save_pretrained(place, state_dict=weights | norms)
+    tokenizer("lumina").save_pretrained(folder)
+    chameleon_vq().save_pretrained(folder / "vq")
     return folder
 
 
@@ -168,17 +181,19 @@ def _emu3() -> Any:
     )
 
 
-def _chameleon() -> Any:
+def _chameleon(**more: object) -> Any:
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
     letters = ("".join(chr(65 + int(digit)) for digit in str(i)) for i in range(BOOK))
+    reserved = {"<reserved08799>": LINE, "<reserved08801>": 1, "<reserved08802>": 2}
     names = {f"IMGIMG{word}Z": FIRST + (7 * i) % BOOK for i, word in enumerate(letters)}
     book = {"num_embeddings": BOOK, "latent_channels": 32, "channel_multiplier": [1, 1]}
     return ChameleonForConditionalGeneration(
         ChameleonConfig(
             **TEXT,
             vq_config=VQ | book | {"resolution": 2 * SIDE},
-            vocabulary_map=names | {"<image>": _ALL.index("<image>")},
+            vocabulary_map=names | reserved | {"<image>": _ALL.index("<image>")},
+            **more,
         )
     )
 

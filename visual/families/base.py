@@ -66,7 +66,7 @@ class Family:
     adaptive_budget: ClassVar[bool] = True  # whether a budget may depend on measured times
     batch_size: ClassVar[int] = 16
     options: ClassVar[frozenset[str]] = frozenset()  # further arguments of the constructor
-    any_size: ClassVar[bool] = False  # whether it draws images of any height and width
+    step: int = 0  # codes, of which the sides of images are multiples; 0 for images of one size
     unit: ClassVar[str] = "codes"  # what it generates, codes or latents
     unsupported: ClassVar[dict[str, str]] = {}  # arguments of a call, each with the reason
     condition: str | None = "prompt"  # or "class_labels", or None: what a call must have
@@ -134,15 +134,23 @@ class Family:
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
-        if info["missing_keys"]:  # transformers would use random ones
-            lacking = ", ".join(sorted(info["missing_keys"])[:3])
+            missing = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+            missing = cls.complete(model, folder, missing)
+        if missing:  # transformers would use random ones
+            lacking = ", ".join(sorted(missing)[:3])
             raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
         model = model.to(place).eval()
         for each in model.parameters():  # mapped files lack alignment, which affects rounding
             if each.data_ptr() % 64:
                 each.data = each.data.clone()
         return model
+
+    @classmethod
+    def complete(cls, model: PreTrainedModel, folder: Path, missing: set[str]) -> set[str]:
+        """Convert weights that a folder has in another layout; return those still missing."""
+        return missing
 
     def save(self, root: Path, **options: object) -> None:
         """Write the model and the tokenizer to a folder for `load`."""
@@ -197,9 +205,9 @@ class Family:
             if pixels is None:
                 continue
             codes, rest = divmod(whole(pixels) or 0, reduction)
-            if rest or codes < 1 or not (self.any_size or codes == sides[axis]):
+            if rest or codes < 1 or (codes % self.step if self.step else codes != sides[axis]):
                 usual = f"{sides[axis] * reduction} pixels, for which the model was made"
-                expected = f"a multiple of {reduction} pixels" if self.any_size else usual
+                expected = f"a multiple of {reduction * self.step} pixels" if self.step else usual
                 raise InputError(f"got {name}={pixels!r}; expected {expected}. Leave it out.")
             sides[axis] = codes
         return Raster(sides[0], sides[1], self.raster.ends)

@@ -1,17 +1,12 @@
 """Emu3 (arXiv 2409.18869), which draws images of any height and width."""
 
-from dataclasses import replace
 from math import sqrt
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from ragspec.types import PreTrainedModel
 from ragspec.visual.families.multimodal import (
     Ids,
     PromptFamily,
-    TextCodesTarget,
+    RowEndsTarget,
     codes_in_order,
     mark,
     text_ids,
@@ -21,35 +16,16 @@ from ragspec.visual.models.raster import Raster
 AREA = 518_400  # pixels of an image by default, as in the model's processor
 
 
-class Emu3Target(TextCodesTarget):
-    """Emu3 (`Emu3ForConditionalGeneration`) as a target.
-
-    A line end, the last code of the vocabulary here (V - 1), follows every row of codes, as in the
-    model. It is allowed nowhere else, and no other code is allowed there.
-
-    Args:
-        prompts: Token ids that end with the image wrapper token.
-        raster: Rows, and codes per row; `ends` is set to 1.
-    """
+class Emu3Target(RowEndsTarget):
+    """Emu3 as a target; its prompts end with the image wrapper token."""
 
     kind = "emu3"
-
-    def __init__(self, *inputs: Any, raster: Raster, **settings: Any) -> None:
-        super().__init__(*inputs, raster=replace(raster, ends=1), **settings)
-        self.width = raster.width
-        self._is_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
 
     @staticmethod
     def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
         """Return the text decoder, and the codes and the line end."""
         mapping = model.vocabulary_mapping
         return model.model.text_model, [*codes_in_order(mapping.img2bpe), mapping.eol_token_id]
-
-    def allowed(self, index: Tensor) -> Tensor:
-        """Return which codes are allowed at indices i64 [B, k]: bool [B, k, V]."""
-        fitting = (index % (self.width + 1) == self.width)[..., None] == self._is_end
-        free = super().allowed(index)
-        return fitting if free is None else fitting & free
 
 
 class Emu3(PromptFamily):
@@ -65,7 +41,7 @@ class Emu3(PromptFamily):
     model_class = "Emu3ForConditionalGeneration"
     target = Emu3Target
     guidance = 3.0
-    any_size = True
+    step = 1
 
     def usual_raster(self) -> Raster:
         """Return the square of the processor's area."""

@@ -10,8 +10,9 @@ are codes 0 .. V - 1, numbered as in the model's own VQ decoder.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +103,21 @@ class TextCodesTarget(MultimodalTarget):
         return super().head(states)[..., self.outputs]
 
 
+class RowEndsTarget(TextCodesTarget):
+    """A base of targets with a line end, the last code (V - 1), after each row and nowhere else."""
+
+    def __init__(self, *inputs: Any, raster: Raster, **settings: Any) -> None:
+        super().__init__(*inputs, raster=replace(raster, ends=1), **settings)
+        self.width = raster.width
+        self._is_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
+
+    def allowed(self, index: Tensor) -> Tensor:
+        """Return which codes are allowed at indices i64 [B, k]: bool [B, k, V]."""
+        fitting = (index % (self.width + 1) == self.width)[..., None] == self._is_end
+        free = super().allowed(index)
+        return fitting if free is None else fitting & free
+
+
 class PromptFamily(Family):
     """The base of families over transformers models that draw prompts.
 
@@ -110,7 +126,7 @@ class PromptFamily(Family):
         vq: The decoder of the codes, for models without one.
     """
 
-    target: ClassVar[type[MultimodalTarget]]
+    target: type[MultimodalTarget]
     decoder_class: ClassVar[type[ModelVQ]] = ModelVQ
     batch_size = 4  # these models are large
     options = frozenset({"vq"})
@@ -129,8 +145,9 @@ class PromptFamily(Family):
             raise InputError(
                 f"got the tokenizer {tokenizer!r}; expected the model's processor or tokenizer."
             )
-        if vq is None and folder is not None and (folder.target / "vq").is_dir():
-            vq = folder.target / "vq"
+        if vq is None and folder is not None:
+            places = (folder.target / "vq", folder.target / "vqgan.ckpt")
+            vq = next((place for place in places if place.exists()), None)
         self.codec = self.decoder(vq)
         self.vq = None if vq is None else self.codec
         self.raster = self.usual_raster()
@@ -207,9 +224,10 @@ class PromptFamily(Family):
     def shared(self, model: PreTrainedModel) -> dict[str, object]:
         """Return the sizes of vocabulary and code-book, and the text tokens that are codes."""
         mapping = getattr(model.model, "vocabulary_mapping", None)
+        codes = mapping.img2bpe if mapping else model.model.vqmodel.quantize.embedding.weight
         return {
             "a text vocabulary of": model.config.get_text_config().vocab_size,
-            "a code-book of": model.model.vqmodel.quantize.embedding.weight.shape[0],
+            "a code-book of": len(codes),
             "tokens of codes": None if mapping is None else dict(mapping.img2bpe),
         }
 

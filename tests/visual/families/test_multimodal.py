@@ -123,16 +123,22 @@ def local_emu3(
 
 
 @pytest.mark.parametrize("size", [(SIDE, SIDE), (2, 5), (4, 1)])
-@pytest.mark.parametrize("negative", ["", "blue cat a tree"])
-def test_emu3_draws_what_its_generate_draws(size: tuple[int, int], negative: str) -> None:
+@pytest.mark.parametrize(
+    ("negative", "draw"),
+    [("", Sampling()), ("a blue cat", Sampling()), ("cat", Sampling(temperature=0.9, top_k=7))],
+)
+def test_emu3_draws_what_its_generate_draws(size: Any, negative: str, draw: Sampling) -> None:
     pipe = opened("emu3")
-    record = {"temperature": 0.0, "guidance_scale": SCALE, **sized("emu3", *size)}
+    record: dict[str, Any] = {"temperature": draw.temperature, "top_k": draw.top_k}
+    record |= {"guidance_scale": SCALE, **sized("emu3", *size)}
     out = pipe(PROMPTS, negative_prompt=negative, output_type="pt", **record)
     assert out.codes.shape == (len(PROMPTS), *size) == out.acceptance_map.shape
     assert out.stats.excess.shape == out.codes.shape
     assert out.stats.nll_gaps.size <= out.codes.numel()
     for row, text in enumerate(PROMPTS):
-        sample = local_emu3(pipe, text, negative, size)
+        seeded = Seeded(draw, [out.stats.seeds[row]], [*range(FIRST, FIRST + BOOK), LINE])
+        last = transformers.LogitsProcessorList([seeded] if draw.temperature else [])
+        sample = local_emu3(pipe, text, negative, size, last)
         known = sample[:, :-3].reshape(size[0], size[1] + 1)
         assert torch.equal(out.codes[row], known[:, :-1] - FIRST)
         picture = pipe.model.model.decode_image_tokens(sample, *size).float()
@@ -141,27 +147,17 @@ def test_emu3_draws_what_its_generate_draws(size: tuple[int, int], negative: str
         assert torch.equal(pipe(PROMPTS, **record).codes, out.codes)
 
 
-def test_sampled_emu3_has_the_distribution_of_its_generate() -> None:
-    pipe, size = opened("emu3"), (2, 3)
-    request = {"temperature": 0.9, "top_k": 7, "guidance_scale": SCALE, **sized("emu3", *size)}
-    out = pipe(PROMPTS, negative_prompt="cat", generator=dice(), **request)
-    sampling = Sampling(temperature=0.9, top_k=7)
-    for row, text in enumerate(PROMPTS):
-        instance = Seeded(sampling, [out.stats.seeds[row]], [*range(FIRST, FIRST + BOOK), LINE])
-        sample = local_emu3(pipe, text, "cat", size, transformers.LogitsProcessorList([instance]))
-        known = sample[:, :-3].reshape(size[0], size[1] + 1)[:, :-1] - FIRST
-        assert torch.equal(out.codes[row], known)
-
-
-def local_chameleon(model: Any, ids: list[int], none: list[int], codes: list[int]) -> Any:
-    """Return guided logits by whole forwards: the model's own generate never draws a code."""
-    known = model.model.vocabulary_mapping.img2bpe
+def local_chameleon(model: Any, ids: Any, none: Any, codes: list[int], width: int = 9) -> Any:
+    """Return guided logits by whole forwards, as its generate draws no code; the last ends rows."""
+    known = {**model.model.vocabulary_mapping.img2bpe, BOOK: LINE}
     sample = [known[code] for code in codes]
     current, beside = (
         model.lm_head(model.model(torch.tensor([each + sample])).last_hidden_state[:, -1])
         for each in (ids, none)
     )
-    return (beside + SCALE * (current - beside))[:, [known[code] for code in range(BOOK)]]
+    guided = (beside + SCALE * (current - beside))[:, [known[code] for code in sorted(known)]]
+    guided[:, slice(BOOK) if len(codes) % (width + 1) == width else BOOK] = -torch.inf
+    return guided
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -183,6 +179,32 @@ def test_chameleon_draws_codes_alone(negative: str | None, temperature: float) -
     with torch.no_grad():
         pictures = decoder.decoder(decoder.post_quant_conv(entry)).float()
     assert torch.allclose(out.images, (pictures / 2 + 0.5).clamp(0, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("drafter", [None, "jacobi", "model"])
+@pytest.mark.parametrize("negative", [None, "blue cat"])
+def test_lumina_draws_rows_after_the_size(drafter: Any, negative: Any, tmp_path: Path) -> None:
+    folder = tiny_prompted.save_lumina(tmp_path / "one")
+    request = {"height": 4, "width": 8, "guidance_scale": SCALE, "negative_prompt": negative}
+    pipe = ImagePipeline.from_pretrained(folder, drafter, "exact", dtype=torch.float64)
+    out = pipe("red cat", generator=dice(), output_type="pt", **request)
+    read = pipe.family.text_tokenizer
+    words = "Generate an image of 8x4 according to the following prompt:\n{}<sep>"
+    size = [read.convert_tokens_to_ids("<boi>"), 1, 2]  # two and four codes
+    ids, none = (read(words.format(text)).input_ids + size for text in ("red cat", negative))
+    logits = partial(local_chameleon, pipe.model, ids, none if negative else size, width=4)
+    rows = image_models.decode(logits, Sampling(temperature=1.0), out.stats.seeds[0], count=10)
+    assert out.codes[0].tolist() == [rows[:4], rows[5:9]] and out.images.shape == (1, 3, 4, 8)
+    norm = pipe.model.model.layers[1].self_attn.q_norm.weight
+    assert torch.equal(norm, norm[:1].expand_as(norm)) and norm[0].std() > 0
+    pipe.save_pretrained(tmp_path / "two")
+    again = ImagePipeline.from_pretrained(tmp_path / "two", dtype=torch.float64)
+    assert torch.equal(again("red cat", generator=dice(), **request).codes, out.codes)
+    with pytest.raises(errors.InputError, match="a multiple of 4 pixels"):
+        pipe("red cat", height=6)
+    (folder / "vq").rename(tmp_path / "vq")
+    with pytest.raises(errors.ModelError, match=r"no code-book\. Expected vq=PATH"):
+        ImagePipeline.from_pretrained(folder)
 
 
 @KINDS
