@@ -16,7 +16,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from ragspec.errors import EngineClosedError
+from ragspec.errors import EngineClosedError, InputError
 from ragspec.pipelines.openai import OpenAIReply
 from ragspec.pipelines.server.access import RequestLimits, require_key
 from ragspec.pipelines.server.errors import HANDLERS, ApiError, naming_field
@@ -234,12 +234,21 @@ def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict
     if name not in images:
         message = f"got the model {name!r}; expected one of {', '.join(images)}."
         raise ApiError(404, message, "model_not_found", "model")
-    options = body.model_dump(include={"guidance_scale", "seed"}, exclude_none=True)
+    sampling = {"guidance_scale", "temperature", "top_p", "top_k", "min_p"}
+    options = body.model_dump(include={"seed", "negative_prompt", *sampling}, exclude_none=True)
+    family = images[name].family
     if body.size not in (None, "auto"):
         options["width"], options["height"] = map(int, str(body.size).split("x"))
-    subject = images[name].family.condition
-    if subject is not None:
-        options[subject] = body.prompt
+        try:
+            family.sized(options["height"], options["width"])
+        except InputError as error:
+            pixels = int(family.codec.reduction)
+            fits = "x".join(str(side * pixels) for side in reversed(family.raster.shape))
+            fits += f", or multiples of {pixels} pixels" if family.any_size else ""
+            message = f"got size={body.size!r}; expected auto or {fits}."
+            raise ApiError(400, message, param="size") from error
+    if family.condition is not None:
+        options[family.condition] = body.prompt
     options |= {"num_images_per_prompt": body.n or 1, "callback_on_step_end": lambda *_: gone()}
     out = images[name](**options)
     return {

@@ -43,6 +43,8 @@ REFUSED = MappingProxyType(
             *("stop_regex", "regex", "structural_tag", "suppress_tokens", "custom_token_bans"),
             *("conversation", "messages", "documents", "tokenize", "padding", "truncation", "ebnf"),
             *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+            *("rule", "drafter", "budget", "codes", "guidance_interval", "class_labels", "steps"),
+            *("num_inference_steps", "iterations", "height", "width", "num_images_per_prompt"),
         ),
         NOTHING,
     )
@@ -212,7 +214,12 @@ class ImageRequest(Body):
     size: Annotated[str, Field(pattern=SIZE)] | None = None
     response_format: Literal["b64_json"] | None = None
     seed: Annotated[Int, Field(ge=0, lt=1 << 63)] | None = None
+    negative_prompt: Annotated[str, Field(max_length=4000)] | None = None
     guidance_scale: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: TopK | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
 
 
 class StoreRequest(BaseModel):

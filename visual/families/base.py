@@ -194,7 +194,7 @@ class Family:
                 raise InputError(f"got {name}={value!r}; {reason}")
         if call.negative_prompt and self.condition != "prompt":
             raise InputError(
-                "got a negative prompt for a model without prompts; expected none. Leave it out: "
+                "got negative_prompt for a model without prompts; expected none. Leave it out: "
                 "guidance leads away from the model's own embedding of no condition."
             )
 

@@ -45,9 +45,11 @@ def test_images_equal_those_of_the_pipeline(
     instance: Engine, pipe: ImagePipeline, pair: tuple[httpx.Client, Serving]
 ) -> None:
     client, _ = pair
-    request: dict[str, Any] = {"prompt": "red heart", "n": 2, "seed": 5}
+    sampling = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.01}
+    settings = {"seed": 5, "negative_prompt": "blue", "guidance_scale": 3.0, **sampling}
+    request: dict[str, Any] = {"prompt": "red heart", "n": 2, **settings}
     result = generate(client, **request).json()
-    sample = pipe("red heart", num_images_per_prompt=2, seed=5)
+    sample = pipe("red heart", num_images_per_prompt=2, **settings)
     for message, image in zip(result["data"], sample.images, strict=True):
         png = Image.open(io.BytesIO(base64.b64decode(message["b64_json"])))
         assert png.tobytes() == image.tobytes()
@@ -55,9 +57,13 @@ def test_images_equal_those_of_the_pipeline(
     assert "emoji" in [each["id"] for each in client.get("/v1/models").json()["data"]]
     for bad, status in (({"model": "x"}, 404), ({"size": "7"}, 400), ({"size": "9x9"}, 400)):
         assert generate(client, **{**request, **bad}).status_code == status
-    for name, value in {"size": "64x64", "stream": True}.items():
+    unsupported = {"rule": "lantern", "drafter": "none", "codes": [1], "height": 32}
+    for name, value in {"size": "64x64", "stream": True, **unsupported}.items():
         error = generate(client, **request, **{name: value}).json()["error"]
         assert error["param"] == name
+        assert name != "size" or error["message"] == "got size='64x64'; expected auto or 32x32."
+    error = generate(client, model="tiles", prompt="1", negative_prompt="x").json()["error"]
+    assert error["param"] == "negative_prompt"
     for subject in ("cat", "-1", "9" * 3999):
         error = generate(client, model="tiles", prompt=subject).json()["error"]
         assert error["param"] == "prompt" and len(error["message"]) < 800
