@@ -30,7 +30,7 @@ from ragspec.sampling.settings import checked_count, plain_value
 from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type
 from ragspec.visual.checks import check_finite
-from ragspec.visual.choice import choose_drafter, family_of, mode_for
+from ragspec.visual.choice import check_number, choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
 from ragspec.visual.loading import (
     AUTO,
@@ -118,6 +118,7 @@ class ImagePipeline:
         self._saved_rule = rule if isinstance(rule, str) else None
         chosen = replace(options, draft_mode=mode_for(self.rule, options.draft_mode))
         self.source = choose_drafter(drafter, self.family, chosen, named)
+        check_number(len(self.source.parts), self.rule)
         self.draft: Any = self.source.first(MODEL)
         self.family.settle(self.rule, self.source.name, nodes)
         self.rule_name = self._saved_rule or self.rule.name

@@ -134,6 +134,9 @@ def test_several_drafters_are_fused(folder: Path) -> None:
     assert drafters([]) == []
     (alone,) = drafters(["jacobi"])
     assert alone.name == "jacobi"
+    for rule in ("block", "rejection", "without-replacement"):
+        with pytest.raises(errors.InputError, match=f"got 2 drafters under rule '{rule}'"):
+            ImagePipeline.from_pretrained(folder, ["model", "head"], rule)
 
 
 def test_rules_with_a_tv_budget_get_deterministic_drafts(folder: Path) -> None:
