@@ -144,8 +144,9 @@ class Chameleon(PromptFamily):
         if decoder is None:
             raise ModelError(
                 "transformers' Chameleon has no decoder of pictures, and Lumina-mGPT no code-book. "
-                "Expected vq=PATH for the pipeline, the published vqgan.ckpt of Chameleon, "
-                "or a VQModel of it. With a code-book, output_type='latent' needs none."
+                "Expected vq=PATH for the pipeline, the published vqgan.ckpt of Chameleon or a "
+                "VQModel of it, or a folder that save_pretrained wrote with vq. With a code-book, "
+                "output_type='latent' needs none."
             )
 
     def ids(self, text: str, raster: Raster) -> list[int]:

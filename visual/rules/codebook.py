@@ -125,7 +125,7 @@ class CodePartition:
             InputError: `clusters` is outside 1 .. V, or a row cannot be normalised.
         """
         codes = compared_rows(codebook, normalised)
-        clusters = checked_whole(clusters, "clusters", 1, len(codes))
+        clusters = checked_whole(clusters, "partition", 1, len(codes))
         start = np.random.default_rng(seed).choice(len(codes), clusters, replace=False)
         centres, belongs = codes[start], np.full(len(codes), -1)
         for _ in range(_ROUNDS):

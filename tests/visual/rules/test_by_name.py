@@ -75,7 +75,7 @@ def test_settings_go_to_the_rule() -> None:
         ("lantern++", {"lam": "big"}, "got lam='big'"),
         ("lantern++", {"lam": True}, "got lam=True"),
         ("lantern", {"least_gain": "much"}, "got least_gain='much'"),
-        ("gsd", {"partition": 2.5}, "got clusters=2.5"),
+        ("gsd", {"partition": 2.5}, "got partition=2.5"),
         ("lantern", {"tv_budget": "0.1"}, "tv_budget='0.1'; expected a number"),
         ("gsd", {"tv_budget": [0.1], "positions": 4}, "expected a number"),
     ],

@@ -90,7 +90,7 @@ def test_ties_go_to_the_lower_id() -> None:
         (compared_rows, (torch.tensor([[1.0, torch.nan], [0, 1]]),), "cannot be compared"),
         (CodePartition, (np.zeros(4, np.int64),), "expected int32"),
         (CodePartition, (np.zeros(4, np.int32), codebook(5)), "code-book that was partitioned"),
-        (CodePartition.build, (codebook(8), 0), "clusters=0; expected"),
+        (CodePartition.build, (codebook(8), 0), "partition=0; expected"),
     ],
 )
 def test_invalid_tables_are_refused(build: Any, inputs: tuple[Any, ...], message: str) -> None:
