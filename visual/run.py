@@ -82,8 +82,9 @@ class CallState:
         latents = family.unit == "latents"
         target = family.open(family.model, self.conditions, config)
         prompts, tokens = family.prompts(target, config), self.raster.tokens
-        names = "the prompt", f"height x width in codes of {family.codec.reduction} pixels"
-        check_length(max(map(len, prompts)), tokens, target.max_length, names)
+        size = f"height x width in codes of {family.codec.reduction} pixels"
+        names, fixed = (self._longest_prompt(), size), not family.any_size
+        check_length(max(map(len, prompts)), tokens, target.max_length, names, fixed)
         progress = Progress(self, numbers, target)  # which takes memory by the size
         engine = Engine(
             target,
@@ -116,6 +117,16 @@ class CallState:
         samples = family.samples(generations, target, pipe.rule, self.raster)
         pairs = zip(samples, generations, strict=True)
         return [each if text.tokens else unfinished(each) for each, text in pairs]
+
+    def _longest_prompt(self) -> str:
+        """Return the name of the prompt to whose length the others are padded."""
+        if not isinstance(self.conditions, list):
+            return "prompt"
+        lengths = [len(ids) for pair in self.conditions for ids in pair]
+        row, negative = divmod(lengths.index(max(lengths)), 2)
+        name = "negative_prompt" if negative else "prompt"
+        count = len(self.call.negative_prompt if negative else self.conditions)
+        return f"{name} {row + 1} of {count}" if count > 1 else name
 
     def _plain(self, config: ImageConfig, numbers: Sequence[int]) -> list[ImageSample]:
         """Generate a batch with several latents in each forward pass."""

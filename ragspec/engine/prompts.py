@@ -117,23 +117,25 @@ def check_length(
     new: int,
     limit: int | None,
     names: tuple[str, str] = ("the prompt", "max_new_tokens"),
+    fixed: bool = False,
 ) -> None:
     """Raise PromptTooLongError if prompt and new tokens exceed the model's context.
 
     Args:
         names: The prompt and the limit of new tokens as the caller named them.
+        fixed: Whether the caller cannot set that limit.
     """
     if limit is not None and prompt + new > limit:
         advice = []
         if new < limit:  # else no prompt would be short enough
             advice.append(f"shorten {names[0]} by {pluralize(prompt + new - limit, 'token')}")
-        if prompt < limit:
+        if prompt < limit and not fixed:
             advice.append(f"set {names[1]} to {limit - prompt} or less")
         if not advice:
             advice.append(f"shorten {names[0]} to less than {limit} tokens and ask for fewer")
         raise PromptTooLongError(
-            f"This model's maximum context length is {limit} tokens, but the prompt has {prompt} "
-            f"and {names[1]} is {new}. To do: {', or '.join(advice)}."
+            f"This model's maximum context length is {limit} tokens, but there are {prompt} in "
+            f"{names[0]} and {names[1]} is {new}. To do: {', or '.join(advice)}."
         )
 
 

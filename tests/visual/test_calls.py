@@ -104,8 +104,16 @@ def test_invalid_arguments_of_a_call_are_refused(
         with pytest.raises(InputError, match="got codes from 99 to 99; expected 0 to"):
             opened(saved(kind)).decode(torch.full((1, 3, 3), 99))
     monkeypatch.setattr("ragspec.visual.run.Progress", None)  # it takes memory by the size
-    with pytest.raises(PromptTooLongError, match="set height x width in codes of 2 pixels to"):
-        opened(saved("emu3"))("tree", height=2000, width=2000)
+    long, small = "red " * 99, {"height": 8, "width": 8}
+    lengths: list[tuple[str, dict[str, Any], str]] = [
+        ("emu3", {"height": 2000, "width": 2000}, "do: set height x width in codes of 2 pixels to"),
+        ("emu3", {"negative_prompt": long, **small}, "shorten negative_prompt by"),
+        ("emu3", {"negative_prompt": ["", long, ""], **small}, "shorten negative_prompt 2 of 3 by"),
+        ("janus", {"prompt": ["tree", long]}, r"shorten prompt 2 of 2 by \d+ tokens\.$"),
+    ]
+    for kind, inputs, message in lengths:
+        with pytest.raises(PromptTooLongError, match=message):
+            opened(saved(kind))(**{"prompt": ["tree"] * 3} | inputs)
 
 
 @EVERY
