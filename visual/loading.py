@@ -204,13 +204,13 @@ def _elsewhere(name: str, tried: Path, offline: bool) -> Path:
 def write_setup(
     root: Path, rule: str | None, settings: dict[str, object], more: dict[str, object]
 ) -> None:
-    """Write the settings of a pipeline, except those that are None, into its folder.
+    """Write the settings of a pipeline into its folder.
 
     Args:
         rule: Its name; None for a Rule without one, which is not saved, with a warning.
         more: Drafter, budget and further arguments.
     """
-    record = {key: value for key, value in more.items() if value is not None}
+    record = dict(more)
     if rule is not None and all(isinstance(value, _PLAIN) for value in settings.values()):
         record["rule"] = {"name": rule, **settings}
     else:

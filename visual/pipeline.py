@@ -245,7 +245,7 @@ class ImagePipeline:
                 place = None if folder is None else getattr(folder, part)
                 if place is not None and not (new / part).exists():
                     shutil.copytree(place, new / part)
-            write_setup(new, self._saved_rule, self.settings, self._record())
+            write_setup(new, self._saved_rule, self.settings, self.record)
             paths = sorted(new.iterdir())
             taken = [path.name for path in paths if (root / path.name).is_dir()]
             sources = () if folder is None else (folder.target, folder.target.parent)
@@ -263,11 +263,12 @@ class ImagePipeline:
             for path in paths:
                 path.replace(root / path.name)
 
-    def _record(self) -> dict[str, object]:
-        """Return the settings to save beside the rule."""
+    @property
+    def record(self) -> dict[str, object]:
+        """The settings to save beside the rule."""
         budget: Any = AUTO if isinstance(self.budget, AutoBudget) else None
         name = self.source.name or NONE
-        return {
+        record = {
             **self.family.record,
             "drafter": name if set(name.split("+")) <= set(NAMES) else None,
             "budget": self.budget.nodes if isinstance(self.budget, FixedBudget) else budget,
@@ -275,6 +276,7 @@ class ImagePipeline:
             "draft_mode": self._options.draft_mode,
             "min_expected_gain": self._options.min_expected_gain,
         }
+        return {key: value for key, value in record.items() if value is not None}
 
     def set_progress_bar_config(self, **config: object) -> None:
         """Set the arguments of the progress bar, such as disable=True."""

@@ -11,16 +11,15 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zlib import crc32
 
 from ragspec.errors import InputError
-from ragspec.models.checks import check_dtype
 from ragspec.pipelines.bench.measure import Outcome, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
-from ragspec.pipelines.console.records import option, split
+from ragspec.pipelines.console.records import option, setting, split
 from ragspec.registry import expect_known
 from ragspec.sampling.settings import whole
 from ragspec.visual import checks as visual
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 FORM = re.compile(r"(?P<rule>[a-z+-]+?)(@(?P<value>\d*\.?\d+))?(:(?P<drafter>.+))?")
 EXACT_RULES = ("exact", "rejection", "without-replacement")
-LATENT_SETTINGS = {"near": "r", "horizon": "s", "fewer": "steps"}
 DEFAULT_CODES = ("exact", "lantern", "lantern++")
 DEFAULT_LATENTS = ("aligned", "near@0.02")
 FIGURES = ("tv_excess", "nll_gap", "distance_mean")
@@ -55,10 +53,21 @@ class ParsedVariant(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ImagePlaceOptions(PlaceOptions):
+    """The device, the data type and the size of images."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = setting(
+        "auto", "Data type: auto, float32, bfloat16, float16 or float64."
+    )
+    height: int | None = setting(None, "Height in pixels, of Emu3 alone.", least=1)
+    width: int | None = setting(None, "Width in pixels, of Emu3 alone.", least=1)
+
+
+@dataclass(frozen=True, slots=True)
 class ImageBenchOptions:
     """The variants of drawing to compare, and their pictures."""
 
-    place: PlaceOptions
+    place: ImagePlaceOptions
     json: Path | None = option(None, "Write the rows to this JSON file.")
     model: str = option("tiles", "Bundled image set or folder of a pipeline.", "--model", "-m")
     variants: str = option(
@@ -81,7 +90,6 @@ class ImageBenchOptions:
         if self.guidance is not None:
             visual.check_setting("guidance_scale", self.guidance)
         visual.check_setting("temperature", self.temperature)
-        check_dtype(self.place.dtype)
         folder = find_folder(self.model)
         kind = read_kind(folder.target)
         for name in split(self.variants) if kind in visual.KINDS else ():
@@ -103,6 +111,8 @@ def draw_item(
     subject = subjects[number % len(subjects)]
     out = pipe(
         **({argument: [subject]} if argument else {}),
+        height=options.place.height,
+        width=options.place.width,
         guidance_scale=options.guidance,
         temperature=options.temperature,
         seed=options.seed + number,
@@ -158,23 +168,19 @@ def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
         raise InputError(
             f"Expected a variant RULE[@VALUE][:DRAFTER], got {name!r}. Write lantern@0.3, say."
         )
-    rule, rules, settings = match["rule"], _rules(latents), dict[str, float]()
+    rule, settings = match["rule"], dict[str, float]()
+    rules = dict.fromkeys(EXACT_RULES) | visual.relaxed()  # each with what its value sets
+    if latents:
+        rules = dict.fromkeys(visual.LATENT_RULES) | {"near": "r", "horizon": "s", "fewer": "steps"}
     expect_known("variant", [rule], rules)
     if match["value"] is not None:
-        setting, value = rules[rule], float(match["value"])
-        if setting is None:
+        key, value = rules[rule], float(match["value"])
+        if key is None:
             raise InputError(f"Expected {rule!r} without a value, got {name!r}. Leave @... out.")
-        settings[setting] = int(value) if value.is_integer() and setting in visual.WHOLE else value
+        settings[key] = int(value) if value.is_integer() and key in visual.WHOLE else value
     if rule == "fewer" and (not whole(settings.get("steps")) or match["drafter"]):
         raise InputError(f"Expected fewer@N with N of at least 1, got {name!r}.")
     return ParsedVariant(name.strip(), rule, settings, match["drafter"])
-
-
-def _rules(latents: bool) -> dict[str, str | None]:
-    """Return the rules that variants name, each with the setting that its value sets."""
-    if latents:
-        return {rule: LATENT_SETTINGS.get(rule) for rule in (*visual.LATENT_RULES, "fewer")}
-    return dict.fromkeys(EXACT_RULES) | visual.relaxed()
 
 
 def _numbers(out: ImageOutput) -> list[int]:

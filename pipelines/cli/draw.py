@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError, pluralize
-from ragspec.models.checks import CONFIG, check_dtype, read_config
+from ragspec.models.checks import CONFIG, check_dtype, check_place, read_config
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import argument, option, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.registry import expect_known, names
+from ragspec.registry import entries, expect_known, names
 from ragspec.sampling.settings import fresh_seed
 from ragspec.storage.filesystem import write_output
 from ragspec.visual import checks as visual
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 KEY = "ragspec"
 NAME_LETTERS = 40  # most letters of the subject in a file name
-PLACE = ("device", "dtype")
+PLACE, SIZE = ("device", "dtype"), ("height", "width")
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 
 
@@ -60,7 +60,8 @@ class DrawOptions:
     setting: list[str] = option(
         [],
         "A setting of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s), of "
-        "denoising (steps, floor, iterations), device or dtype; repeatable.",
+        "denoising (steps, floor, iterations), device, dtype, or height and width in pixels (of "
+        "Emu3 alone); repeatable.",
         "--set",
         "-s",
         metavar="NAME=VALUE",
@@ -86,7 +87,8 @@ class DrawOptions:
         for text in self.prompt:
             if not checks.checked_text(text):
                 raise InputError("Expected a prompt of some words, got the prompt ''.")
-        check_dtype(self.place.dtype)
+        check_place(self.settings().get("device", "auto"))
+        check_dtype(self.settings().get("dtype", "auto"))
         if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
             raise InputError(
                 f"Expected --seed of 64 bits, {LEAST_SEED} to {MOST_SEED}, got {self.seed}."
@@ -118,9 +120,9 @@ class DrawOptions:
             )
         if kind not in visual.KINDS:  # of another package's family
             return
-        if self.rule != "plain" and (self.rule or folder.index is None):  # that of `_resolve`
-            visual.check_rule(kind, self.rule, self.settings)
-        mode = "deterministic" if "tv_budget" in self.settings else "coupled"
+        if self.rule or folder.index is None:
+            visual.check_rule(kind, self.rule, self.settings(*PLACE, *SIZE))
+        mode = "deterministic" if "tv_budget" in self.settings() else "coupled"
         visual.check_drafters(self.drafters, mode, kind not in visual.DENOISING)
         for name in self.drafters:
             if name not in ("auto", "jacobi"):
@@ -156,37 +158,27 @@ class DrawOptions:
         """Names or folders of drafters; empty draws plainly."""
         return () if self.drafter == "none" else tuple(self.drafter.split("+"))
 
-    @property
-    def nodes(self) -> int | str | None:
-        """The budget of draft nodes; None for the family's."""
-        return None if self.budget is None else o.number_or_name(self.budget)
-
-    @property
-    def settings(self) -> dict[str, str | float]:
-        """The settings of rule and denoising by name."""
+    def settings(self, *others: str) -> dict[str, Any]:
+        """Return the settings by name, without some others."""
         every = parse_settings(self.setting).items()
-        return {name: value for name, value in every if name not in PLACE}
-
-    @property
-    def place(self) -> o.PlaceOptions:
-        """The device and the data type."""
-        every = parse_settings(self.setting)
-        return o.PlaceOptions(**{name: every[name] for name in PLACE if name in every})
+        return {name: value for name, value in every if name not in others}
 
     def arguments(self) -> dict[str, object]:
         """Return a pipeline's call arguments."""
         name, every = ("prompt", self.prompt) if self.prompt else ("class_labels", self.classes)
+        settings = self.settings()
         return {
             name: every or None,
             "guidance_scale": self.guidance,
             "temperature": self.temperature,
             "num_images_per_prompt": self.n,
+            **{name: settings[name] for name in SIZE if name in settings},
         }
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Return the settings of NAME=VALUE texts by name; raise InputError for other texts."""
-    settings: dict[str, Any] = {}
+    settings, whole = dict[str, Any](), {*visual.WHOLE, *SIZE}
     for text in texts:
         name, _, value = text.partition("=")
         name = name.strip().replace("-", "_").replace("lambda", "lam")
@@ -194,12 +186,10 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
             settings[name] = value
             continue
         try:
-            settings[name] = int(value) if name in visual.WHOLE else float(value)
+            settings[name] = int(value) if name in whole else float(value)
         except ValueError as error:
-            kind = "whole number" if name in visual.WHOLE else "number"
-            raise InputError(
-                f"Expected --set NAME=VALUE, got {text!r}. Give a {kind}, such as delta=0.3."
-            ) from error
+            kind = "whole number, such as s=4" if name in whole else "number, such as delta=0.3"
+            raise InputError(f"Expected --set NAME=VALUE, got {text!r}. Give a {kind}.") from error
     return settings
 
 
@@ -218,16 +208,16 @@ def draw(options: DrawOptions) -> None:
             options.drafters or None,
             options.rule or "auto",
             family=options.family,
-            device=options.place.device,
-            dtype=options.place.dtype,
-            budget=options.nodes,
-            **options.settings,
+            budget=None if options.budget is None else o.number_or_name(options.budget),
+            **options.settings(*SIZE),
         )
-    options = _resolve(options, pipe)
+    if names := pipe.class_names:
+        classes = [names[pipe.family.label_of(each)] for each in options.classes]
+        options = replace(options, classes=classes)
     _make_folder(out)
     pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
     seed = fresh_seed() if options.seed is None else options.seed
-    described = describe_images(options, seed, str(pipe.model.dtype).removeprefix("torch."))
+    described = describe_images(options, seed, pipe)
     stem = f"{_slug(', '.join(options.subjects))}-{seed}"
     every = (out / f"{stem}-{each}.png" for each in count())
     planned = list(islice((path for path in every if not path.exists()), len(described)))
@@ -250,19 +240,11 @@ def draw(options: DrawOptions) -> None:
     figures |= {name: getattr(stats, name, None) for name in names}
     figures |= {"repeatable": stats.repeatable, "seeds": list(stats.seeds)}
     images = [str(paths[number]) for number in sorted(paths)]
-    figures |= {"images": images, "seed": seed, **described[0]}
+    subjects = [described[number].pop("subject") for number in sorted(paths)]
+    figures |= {"images": images, "subjects": subjects, **described[0], "seed": seed}
     if options.json is not None:
         write_output(options.json, "the figures", json.dumps(figures, indent=1) + "\n")
     _print_figures(figures, out, terminal)
-
-
-def _resolve(options: DrawOptions, pipe: "ImagePipeline") -> DrawOptions:
-    """Return the options with the rule in use and classes by name."""
-    family = pipe.family
-    if family.class_names:
-        names = [family.class_names[family.label_of(each)] for each in options.classes]
-        options = replace(options, classes=names, model=options.source)
-    return replace(options, rule=options.rule or pipe.rule_name)
 
 
 def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) -> None:
@@ -278,18 +260,24 @@ def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) ->
     terminal.line(line)
 
 
-def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[str, object]]:
+def describe_images(
+    options: DrawOptions, seed: int, pipe: "ImagePipeline"
+) -> list[dict[str, object]]:
     """Return the settings that determine each image, as JSON types."""
+    record, family = pipe.record, pipe.family
+    drafts = {name: record.pop(name, None) for name in ("drafter", "budget", "batch_size")}
+    drafts |= {} if "auto" in options.drafters else {"drafter": options.drafter}
     common: dict[str, Any] = {
         "model": options.source,
-        "rule": options.rule,
-        "settings": options.settings,
-        "guidance": options.guidance,
+        "family": next(name for name, each in entries("family") if each is type(family)),
+        "rule": pipe.rule_name,
+        "settings": {**record, **pipe.settings, **options.settings(*PLACE)},
+        "guidance": family.guidance if options.guidance is None else options.guidance,
         "temperature": options.temperature,
-        "dtype": dtype,
+        "dtype": str(pipe.dtype).removeprefix("torch."),
     }
-    if options.rule != "exact":  # drafts change the picture
-        common |= {"drafter": "+".join(options.drafters), "budget": options.nodes}
+    if pipe.rule_name != "exact" or common["dtype"] not in ("float32", "float64"):
+        common |= drafts  # which change the image
     every = [subject for subject in options.subjects for _ in range(options.n)]
     return [{"subject": each, "seed": seed + n, **common} for n, each in enumerate(every)]
 

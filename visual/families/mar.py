@@ -226,8 +226,7 @@ class Mar(LatentFamily):
                 target.temperature,
                 table=target.table,
             )
-        gain = settings.min_expected_gain
-        return LatentDrafter(smaller, target, self.nodes, gain, self._begin)
+        return LatentDrafter(smaller, target, self.nodes, settings.min_expected_gain, self._begin)
 
     def shared(self, model: MaskedModel) -> dict[str, object]:
         """Return the sizes of latents, image and conditions, and the scale of latents."""

@@ -38,8 +38,10 @@ class LatentRule(Rule):
     needs = Needs(latents=True)
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path and the latent after it; the target records each verdict."""
-        view = expect_latents(self, target)
+        """Return the accepted path and the latent after it; raise RuleError without latents."""
+        if not isinstance(target, LatentView):
+            match(f"rule {self.name!r}", self.needs, Capabilities())
+        view = cast(LatentView, target)
 
         def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
             sampled, index = view.token(node), view.index(node)
@@ -55,13 +57,6 @@ class LatentRule(Rule):
     def _emit(self, view: LatentView, index: int, drafted: int, sampled: int) -> int:
         """Return the latent to emit at an index, by a draft and the target's own sample."""
         raise NotImplementedError
-
-
-def expect_latents(rule: Rule, target: TargetView) -> LatentView:
-    """Return the view of a target of latents; raise RuleError for another target."""
-    if not isinstance(target, LatentView):
-        match(f"rule {rule.name!r}", rule.needs, Capabilities())
-    return cast(LatentView, target)
 
 
 MOST_TRIES = 1 << 14
