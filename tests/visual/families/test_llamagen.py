@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="without a family"):
         ImagePipeline.from_pretrained(file, grid_size=SIDE)
     pipe = opened(tiny_images.model())
-    with pytest.raises(InputError, match="negative prompt"):
+    with pytest.raises(InputError, match="negative_prompt"):
         pipe(class_labels=0, negative_prompt="cat")
     for wrong in (3, 4, 2 * SIDE + 2, 0, "6"):
         with pytest.raises(InputError, match="expected 6 pixels, for which the model was made"):
