@@ -83,7 +83,7 @@ class CallState:
         target = family.open(family.model, self.conditions, config)
         prompts, tokens = family.prompts(target, config), self.raster.tokens
         size = f"height x width in codes of {family.codec.reduction} pixels"
-        names, fixed = (self._longest_prompt(), size), not family.any_size
+        names, fixed = (self._longest_prompt(), size), not family.step
         check_length(max(map(len, prompts)), tokens, target.max_length, names, fixed)
         progress = Progress(self, numbers, target)  # which takes memory by the size
         engine = Engine(

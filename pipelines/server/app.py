@@ -244,7 +244,7 @@ def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict
         except InputError as error:
             pixels = int(family.codec.reduction)
             fits = "x".join(str(side * pixels) for side in reversed(family.raster.shape))
-            fits += f", or multiples of {pixels} pixels" if family.any_size else ""
+            fits += f", or multiples of {pixels * family.step} pixels" if family.step else ""
             message = f"got size={body.size!r}; expected auto or {fits}."
             raise ApiError(400, message, param="size") from error
     if family.condition is not None:
