@@ -19,7 +19,8 @@ from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import Layers, SequenceCache
 
 MAX_BYTES = 256 << 20
-OF_ALL = frozenset(vars(nn.Module()))  # attributes of every module
+OF_ALL = frozenset({*vars(nn.Module()), "forward"})  # attributes of every module
+LENDER = "ragspec.verification.cpu_weights"  # gives modules another forward for a block
 PLAIN = bool, int, float, str, type(None)
 BLOCK = 16  # shorter common prefixes are read again
 
@@ -217,9 +218,10 @@ def model_state(model: nn.Module) -> list[object]:
     """
     state = list[object]()
     for module in model.modules():
-        replaced = "forward" in vars(module) and not isinstance(module, nn.Linear)
+        values = vars(module).copy()  # other threads may run the model
+        replaced = getattr(values.get("forward"), "__module__", LENDER) != LENDER
         state += (id(module), type(module), replaced, _hooks_of(module))
-        state += [_plain(each) for name, each in vars(module).items() if name not in OF_ALL]
+        state += [_plain(each) for name, each in values.items() if name not in OF_ALL]
         weights = *module._parameters.values(), *module._buffers.values()
         state += [weight_state(each) for each in weights if each is not None]
     return state
@@ -229,7 +231,7 @@ def _hooks_of(module: nn.Module) -> list[int]:
     """Return the numbers of a module's hooks that may change its forward: all but `Taps`."""
     taken = [
         number
-        for number, hook in module._forward_pre_hooks.items()
+        for number, hook in [*module._forward_pre_hooks.items()]
         if not isinstance(getattr(getattr(hook, "func", None), "__self__", None), Taps)
     ]
     return [*taken, *module._forward_hooks]

@@ -27,6 +27,8 @@ LONG = 256  # tokens of a chain from which on its n x n table of ancestors costs
 # border. (That of Phi 4, and of Phi 3 in early releases, continues from the last token: a bug.)
 READ_AGAIN = {"phi3", "phimoe", "phi4_multimodal"}
 
+_lock = threading.Lock()  # torch may give two hooks that are registered at once one number
+
 
 def piece_of(device: torch.device) -> int:
     """Return the chunk size of a device, in tokens."""
@@ -98,9 +100,10 @@ class Taps:
 
     def __enter__(self) -> Self:
         self.states, self._thread = {}, threading.get_ident()
-        for tap, module in self.modules.items():
-            take = partial(self._take, tap)
-            self._hooks.append(module.register_forward_pre_hook(take, with_kwargs=True))
+        with _lock:
+            for tap, module in self.modules.items():
+                take = partial(self._take, tap)
+                self._hooks.append(module.register_forward_pre_hook(take, with_kwargs=True))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -113,10 +116,16 @@ class Taps:
         return states
 
     def _take(
-        self, tap: int, _: nn.Module, arguments: tuple[object, ...], named: dict[str, object]
+        self,
+        tap: int,
+        _: nn.Module,
+        arguments: tuple[object, ...],
+        named: dict[str, object] | None = None,
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-        # A compiler cannot trace the identity of a thread.
-        if not torch.compiler.is_compiling() and threading.get_ident() != self._thread:
+        # A compiler cannot trace the identity of a thread. torch omits `named` in the forward of
+        # another thread while the hook comes or goes.
+        compiles = torch.compiler.is_compiling()
+        if named is None or (not compiles and threading.get_ident() != self._thread):
             return None
         states = arguments[0] if arguments else named["hidden_states"]
         assert isinstance(states, Tensor)

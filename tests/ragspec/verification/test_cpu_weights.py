@@ -15,6 +15,7 @@ from ragspec.verification import cpu_weights as packing
 from ragspec.verification import prefix_cache
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, forward, pack
+from ragspec.verification.prefix_cache import model_state
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import tree_view
 from tests.support import tiny
@@ -108,11 +109,12 @@ def test_little_work_autocast_gradients_and_other_types_are_left_to_the_module(
 
 
 def test_modules_are_restored_after_errors(model: Two) -> None:
-    modules = pack(model)
+    modules, state = pack(model), model_state(model)
     with pytest.raises(KeyError), Packed(modules):
         with Packed(modules):
             pass
         assert getattr(model.one.forward, "__func__", None) is forward
+        assert model_state(model) == state  # as another thread reads it
         raise KeyError
     assert "forward" not in model.one.__dict__
     assert set(model.state_dict()) == {"one.weight", "one.bias", "two.weight"}
@@ -122,7 +124,7 @@ def test_a_forward_that_other_code_sets_is_used_and_stays(model: Two) -> None:
     def current(states: torch.Tensor) -> torch.Tensor:
         return states
 
-    packs = Packed(pack(model))
+    packs, state = Packed(pack(model)), model_state(model)
     with packs:
         pass
     model.one.__dict__["forward"] = current  # as accelerate's hooks do
@@ -130,6 +132,7 @@ def test_a_forward_that_other_code_sets_is_used_and_stays(model: Two) -> None:
     with packs:
         assert model.one.forward is current
         model.two.__dict__["forward"] = current
+    assert model_state(model) != state
     assert model.one.__dict__["forward"] is model.two.__dict__["forward"] is current
 
 

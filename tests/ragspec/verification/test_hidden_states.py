@@ -237,6 +237,9 @@ def test_other_threads_do_not_disturb_a_tap() -> None:
     with inputs:
         pass
     assert not inputs.taken()  # not those of the block before
+    inputs.__enter__()
+    head.register_forward_pre_hook(lambda *_: inputs.__exit__(), prepend=True)
+    head(torch.ones(1, 1, 3))  # as if the other thread left its block meanwhile
 
 
 def test_targets_without_a_tree_are_refused() -> None:
