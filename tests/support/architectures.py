@@ -110,6 +110,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_oss": Architecture(HEAD | WINDOW | MIXED | LOCAL, experts=True),
     "deepseek_v2": Architecture(LATENT | ROUTED, experts=True),
     "deepseek_v3": Architecture(LATENT | ROUTED, experts=True),
+    "glm4_moe_lite": Architecture(LATENT | ROUTED, experts=True),
     "llama4_text": Architecture(
         HEAD
         | {

@@ -100,7 +100,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     config = _text(checkpoint.config)
     return checkpoint.head(
         state,
-        layers=_one_layer(config),
+        layers=one_layer(config),
         vocab_size=size_of(config, "vocab_size"),
         form="mtp",
         **layout.settings,
@@ -123,7 +123,7 @@ def _text(config: dict[str, Any]) -> dict[str, Any]:
     return part_of(config, "text_config", dict) or config
 
 
-def _one_layer(config: dict[str, object]) -> dict[str, object]:
+def one_layer(config: dict[str, object]) -> dict[str, object]:
     """Return the configuration of one attention layer of a model's own class."""
     from transformers import CONFIG_MAPPING
 
@@ -133,7 +133,8 @@ def _one_layer(config: dict[str, object]) -> dict[str, object]:
     dropped = ("architectures", "auto_map", "quantization_config", "transformers_version")
     layers = {name: value for name, value in config.items() if name not in dropped}
     layers |= {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    return layers | {"first_k_dense_replace": 0, "mlp_only_layers": [], "decoder_sparse_step": 1}
+    layers |= {"mlp_layer_types": ["sparse"], "first_k_dense_replace": 0}
+    return layers | {"mlp_only_layers": [], "decoder_sparse_step": 1}
 
 
 def _experts_joined(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, to_file
 from ragspec.drafters.heads.config import HeadWeights, part_of, size_of, taps_at
 from ragspec.drafters.heads.head import DraftHead, default_taps
-from ragspec.drafters.heads.mtp import MIMO_NAMES
+from ragspec.drafters.heads.mtp import MIMO_NAMES, one_layer
 from ragspec.errors import UnsupportedModelError
 from ragspec.verification.causal import CausalTarget
 
@@ -53,11 +53,11 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     names = {name for name in checkpoint.names if not name.startswith(_UNREAD)}
     state = checkpoint.state(KINDS[kind][1], names)
     inner: dict[str, Any] = part_of(config, "transformer_layer_config", dict)
-    layers = select_layers(inner) | {"model_type": inner.get("model_type", "qwen3")}
+    named = {"model_type": inner.get("model_type", "qwen3")}
+    layers = one_layer(inner | named) if kind == "mtp" else select_layers(inner) | named
     vocab_size = size_of(inner, "vocab_size")
     common: dict[str, Any] = {"layers": layers, "vocab_size": vocab_size, "form": kind}
     if kind == "mtp":
-        layers["num_hidden_layers"] = 1
         feeds_norm = bool(part_of(config, "ragspec", dict).get("feeds_norm", True))
         return checkpoint.head(state, feeds_norm=feeds_norm, **common)
     common["target_size"] = config.get("target_hidden_size") or size_of(layers, "hidden_size")

@@ -12,8 +12,10 @@ from tests.support import architectures, heads
 from tests.support.published_heads import sines, write
 
 PARTS = ("fc", "token", "state", "norm", "layer")
+BEHIND = "model.layers.2.", ("eh_proj", "enorm", "hnorm", "shared_head.norm", "")
 NAMES = {  # the prefix of a kind, and what it calls the parts
-    "deepseek_v3": ("model.layers.2.", ("eh_proj", "enorm", "hnorm", "shared_head.norm", "")),
+    "deepseek_v3": BEHIND,
+    "glm4_moe_lite": BEHIND,
     "qwen3_next": (
         "mtp.",
         ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0."),
@@ -35,8 +37,8 @@ class Reference:
         decoder = self.model.get_decoder()
         self.number = len(decoder.layers) - 1
         self.layer = type(decoder.layers[-1])(decoder.config, self.number)
-        norm = type(decoder.norm)
-        self.norms = {name: norm(H, eps=1e-6) for name in ("token", "state", "norm")}
+        norm, eps = type(decoder.norm), decoder.config.rms_norm_eps
+        self.norms = {name: norm(H, eps=eps) for name in ("token", "state", "norm")}
         self.fc = nn.Linear(2 * H, H, bias=False)
         with torch.no_grad():
             for name, weight in self._parameters().items():
@@ -98,14 +100,13 @@ def test_a_layer_computes_what_the_targets_class_does(kind: str, tmp_path: Path)
     result = head(embedded, states)
     expected = reference(embedded, states)
     torch.testing.assert_close(result.read, expected, atol=1e-5, rtol=1e-4)
-    assert torch.equal(result.fed, result.read) is (kind != "deepseek_v3")
-    if kind == "mimo":  # whose layers `speculators` can name
-        save_head(head, tmp_path / "again")
-        torch.testing.assert_close(open_head(tmp_path / "again")(embedded, states).fed, result.fed)
+    assert torch.equal(result.fed, result.read) is (NAMES[kind] is not BEHIND)
+    save_head(head, tmp_path / "again")
+    torch.testing.assert_close(open_head(tmp_path / "again")(embedded, states).fed, result.fed)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["deepseek_v3", "mimo"])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe_lite", "mimo"])
 def test_texts_stay_as_they_are(kind: str, temperature: float, tmp_path: Path) -> None:
     reference = Reference(kind)
     folder = reference.save(tmp_path)
