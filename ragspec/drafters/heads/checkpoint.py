@@ -20,6 +20,7 @@ from ragspec.types import PreTrainedConfig
 
 _PARTS = "codes", "scales"  # see `BlockLinear`
 _VOCABULARY = "d2t", "t2d"  # see `Checkpoint.head`
+_QUANTISED = "weight_scale_inv", "weight_scale", "weight_packed", "qweight", "qzeros"
 NAMES = {"layers.": "layers.layers.", "lm_head.": "output.", "embed_tokens.": "embedding."}
 """Prefixes of `DraftHead` by those of most layouts, where they differ."""
 _LAYER_SETTINGS = (
@@ -98,8 +99,12 @@ class Checkpoint:
                         tensors[name] = block_floats(codes, scales.float())
                     else:
                         raise ValueError(f"{path.name} has no tensor {name}")
-        small = [n for n, t in tensors.items() if t.element_size() < 2 and t.dtype != torch.bool]
-        if small or (small := [name for name in self.names if name.endswith("_scale_inv")]):
+        small = [
+            name
+            for name, each in tensors.items()
+            if name.endswith(_QUANTISED) or (each.element_size() < 2 and name not in _VOCABULARY)
+        ]
+        if small:
             raise UnsupportedModelError(
                 f"{self.folder} has quantised weights ({', '.join(sorted(small)[:3])}); expected "
                 "a head in float32, float16 or bfloat16. Use the head that was quantised."
@@ -131,6 +136,8 @@ class Checkpoint:
         """
         width = size_of(settings["layers"], "hidden_size")
         offsets, mask = state.pop("d2t", None), state.pop("t2d", None)
+        if offsets is not None and (offsets.ndim != 1 or not len(offsets)):
+            raise ValueError(f"d2t has shape {list(offsets.shape)}, no list of offsets")
         tokens = None if offsets is None else offsets.long() + torch.arange(len(offsets))
         facts: dict[str, Any] = {
             "embedding_size": width,
@@ -143,6 +150,9 @@ class Checkpoint:
         }
         config = HeadConfig(**facts | settings)
         if tokens is None:
+            rows = state.get("output.weight")
+            if rows is not None and len(rows) != config.vocab_size:
+                raise ValueError(f"{len(rows)} rows of logits, {config.vocab_size} tokens, no d2t")
             return HeadWeights(config, state)
         ordered = bool((tokens[1:] > tokens[:-1]).all())
         if not ordered or tokens[0] < 0 or tokens[-1] >= config.vocab_size:

@@ -45,12 +45,13 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
             f"{checkpoint.folder} holds a speculator of kind {kind!r}; expected one of "
             f"{', '.join(map(repr, KINDS))}. Use a head of one of these."
         )
-    if (markov := config.get("markov_head_type", "vanilla")) != "vanilla":
+    names = {name for name in checkpoint.names if not name.startswith(_UNREAD)}
+    markov = config.get("markov_head_type")
+    if markov not in (None, "vanilla") and any(name.startswith("markov_head.") for name in names):
         raise UnsupportedModelError(
             f"{checkpoint.folder} holds a Markov head of type {markov!r}; expected 'vanilla'. Use "
             "a head of that type."
         )
-    names = {name for name in checkpoint.names if not name.startswith(_UNREAD)}
     state = checkpoint.state(KINDS[kind][1], names)
     inner: dict[str, Any] = part_of(config, "transformer_layer_config", dict)
     named = {"model_type": inner.get("model_type", "qwen3")}

@@ -198,6 +198,10 @@ def test_a_wrong_index_is_refused(index: dict[str, Any], message: str, tmp_path:
         ("eagle3", {"d2t": torch.zeros(DRAFTED, dtype=torch.int64) - 1}, "no increasing ids"),
         ("eagle3", {"fc.weight": torch.zeros(H).to(torch.float8_e4m3fn)}, "quantised weights"),
         ("eagle3", {"fc.weight": torch.zeros(H, 3 * H, dtype=torch.int8)}, "quantised weights"),
+        ("eagle3", {"fc.qzeros": torch.zeros(3)}, r"quantised weights \(fc\.qzeros\)"),
+        ("eagle3", {"d2t": torch.zeros(0).long()}, r"d2t has shape \[0\], no list"),
+        ("eagle3", {"d2t": torch.zeros(3, 2).long()}, r"d2t has shape \[3, 2\], no list"),
+        ("eagle3", {"d2t": None}, "40 rows of logits, 97 tokens, no d2t"),
         ("eagle3", {"hidden_size": 32}, "size mismatch|hidden size"),
         ("eagle3", {"hidden_size": "wide"}, "hidden_size"),
         ("eagle3", {"vocab_size": 96}, "no increasing ids|96 tokens|t2d"),
@@ -277,5 +281,15 @@ def test_embeddings_of_its_own_are_read(tmp_path: Path) -> None:
     folder = published_heads.write(tmp_path, config, weights)
     head, ids = open_head(folder, target()), torch.tensor([[3, 5]])
     torch.testing.assert_close(head.embed(target(), ids), weights["embed_tokens.weight"][ids])
+    published_heads.write(folder, config, weights | {"t2d": weights["t2d"].byte()})
+    assert open_head(folder, target()).config == head.config
     published_heads.write(folder, *published_heads.eagle3())
     assert torch.equal(open_head(folder, target()).embed(target(), ids), target().embed(ids))
+
+
+@pytest.mark.parametrize("kind", [None, "gated"])
+def test_a_dspark_without_a_markov_head_is_read(kind: str | None, tmp_path: Path) -> None:
+    config, weights = published_heads.dflash("dspark", markov_head_type=kind, markov_rank=0)
+    weights = {name: each for name, each in weights.items() if "markov" not in name}
+    head = open_head(published_heads.write(tmp_path, config, weights), target())
+    assert head.config.markov_rank == 0

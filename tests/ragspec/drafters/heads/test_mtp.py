@@ -58,6 +58,7 @@ class Reference:
         prefix, called = NAMES[self.kind]
         names = dict(zip(PARTS, called, strict=True))
         tensors = {"model.norm.weight": torch.ones(H)}
+        tensors["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(1)  # not of this layer
         for name, weight in self._parameters().items():
             part, _, rest = name.partition(".")
             key = prefix + names[part] + (rest if part == "layer" else f".{rest}")
