@@ -106,7 +106,7 @@ class HeadOptions:
 def train_head(options: HeadOptions) -> None:
     """Train a draft head (EAGLE) that drafts from a model's own hidden states.
 
-    The head is written every minute. Ctrl-C keeps the best head so far, and --resume continues.
+    A checkpoint is written every minute. Ctrl-C keeps the best head so far; --resume continues.
     """
     terminal = Terminal(quiet=options.json)
     summary = train_from_files(options, terminal)

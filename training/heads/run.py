@@ -61,7 +61,7 @@ def train_head(
         StoreError, KeyboardInterrupt: See `lock_out` and `HeadRun`.
     """
     check_out(out, resume=resume)
-    with lock_out(out):
+    with stop_signals() as stop, lock_out(out):
         state = load_state(out) if resume else None
         held_out, learned = _split(texts)
         began = time.perf_counter()
@@ -72,8 +72,9 @@ def train_head(
         if state is not None:
             run.resume(state)
             notify(f"going on after step {trainer.steps}")
-        with stop_signals() as stop:
-            last = run.run(on_step, stop)
+        if stop.is_set():
+            raise KeyboardInterrupt
+        last = run.run(on_step, stop)
         run.finish(last)
     if not held_out:
         states.extend(_read_states(trainer, learned))

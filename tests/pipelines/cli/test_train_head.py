@@ -294,7 +294,9 @@ def test_a_head_that_is_not_finite_is_not_written(some: Files, tmp_path: Path) -
     assert (tmp_path / "head" / WRITTEN[1]).read_bytes() == before
 
 
-def test_the_folder_is_locked_before_the_training(some: Files, tmp_path: Path) -> None:
+def test_the_folder_is_locked_before_the_training(
+    some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two trainings into one folder would lose one of the heads."""
     settings = replace(SETTINGS, learning_rate=1e12)  # fails once it has begun
     with pytest.raises(StoreError, match=r"x cannot be written \(Not a directory\); name"):
@@ -302,6 +304,10 @@ def test_the_folder_is_locked_before_the_training(some: Files, tmp_path: Path) -
     busy = pytest.raises(StoreError, match="head is being written by another process")
     with lock_out(tmp_path / "head"), busy:
         train(*some, tmp_path / "head", settings)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop = Mock(side_effect=lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(train_head_run, "_read_states", stop)
+        train(*some, tmp_path / "head", SETTINGS)
     assert not (tmp_path / "head").exists()
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / LOCK).touch()  # left by a kill
