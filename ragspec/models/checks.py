@@ -34,6 +34,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voc
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 PICKLED = ("pytorch_model.bin", "model.pt", "medusa_lm_head.pt", "hydra_lm_head.pt")
+HEADS = (WEIGHTS, INDEX, "medusa_lm_head.safetensors", *PICKLED)
 
 
 def is_for_cpu() -> bool:
@@ -214,11 +215,12 @@ def check_reranker(name: str | Path) -> ResolvedModel:
 
 def check_head_files(folder: Path) -> Path:
     """Return the file of a draft head's weights; raise ModelError without one, or a damaged one."""
-    files = [folder / name for name in (WEIGHTS, INDEX, *PICKLED)]
-    weights = next((file for file in files if file.is_file()), None)
+    weights = next((folder / name for name in HEADS if (folder / name).is_file()), None)
     if not (folder / CONFIG).is_file() or weights is None:
+        names = ", ".join(sorted(path.name for path in folder.glob("*.*"))[:4])
         raise ModelNotFoundError(
-            f"{folder} holds no draft head; expected {CONFIG} and {WEIGHTS}. See train-head."
+            f"{folder} holds no draft head; expected {CONFIG} and one of {', '.join(HEADS)}, got "
+            f"{names or 'no files'}. Use train-head; with a training.pt it can --resume."
         )
     check_tensors(weights)
     return weights

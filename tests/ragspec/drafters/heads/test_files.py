@@ -259,13 +259,15 @@ def test_errors_name_the_wrong_tensor_or_setting(
 
 
 def test_folders_without_a_fitting_head_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="no draft head"):
+    (tmp_path / "training.pt").touch()
+    with pytest.raises(ModelNotFoundError, match=r"no draft head; .*bin.*, got training\.pt\. "):
         open_head(tmp_path, target())
     config, weights = published_heads.speculators()
     folder = published_heads.write(tmp_path, config | {"speculators_model_type": "dream"}, weights)
     with pytest.raises(UnsupportedModelError, match="of kind 'dream'; expected one of '"):
         open_head(folder, target())
     published_heads.write(tmp_path, {"model_type": "llama"}, {"x.weight": torch.zeros(2)})
+    (folder / WEIGHTS).rename(folder / "medusa_lm_head.safetensors")
     with pytest.raises(UnsupportedModelError, match=r"tensors such as x\.weight; expected a head"):
         open_head(folder, target())
     assert not holds_head(folder)
