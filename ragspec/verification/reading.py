@@ -22,12 +22,11 @@ from ragspec.needs import LAST
 PIECE = 512  # tokens of a chunk on a CPU
 LARGE_PIECE = 2048  # tokens of a chunk on an accelerator
 LONG = 256  # tokens of a chain from which on its n x n table of ancestors costs too much
+_lock = threading.Lock()  # torch may give two hooks that are registered at once one number
 
 # Their `generate` reads the whole text again, by the long table, at the first token beyond the
 # border. (That of Phi 4, and of Phi 3 in early releases, continues from the last token: a bug.)
 READ_AGAIN = {"phi3", "phimoe", "phi4_multimodal"}
-
-_lock = threading.Lock()  # torch may give two hooks that are registered at once one number
 
 
 def piece_of(device: torch.device) -> int:

@@ -304,9 +304,8 @@ def test_the_folder_is_locked_before_the_training(
     busy = pytest.raises(StoreError, match="head is being written by another process")
     with lock_out(tmp_path / "head"), busy:
         train(*some, tmp_path / "head", settings)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop = Mock(side_effect=lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-        patch.setattr(train_head_run, "_read_states", stop)
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr(train_head_run, "_read_states", lambda *_: signal.raise_signal(signal.SIGTERM))
         train(*some, tmp_path / "head", SETTINGS)
     assert not (tmp_path / "head").exists()
     (tmp_path / "head").mkdir()
