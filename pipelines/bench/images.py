@@ -59,8 +59,8 @@ class ImagePlaceOptions(PlaceOptions):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = setting(
         "auto", "Data type: auto, float32, bfloat16, float16 or float64."
     )
-    height: int | None = setting(None, "Height in pixels, of Emu3 alone.", least=1)
-    width: int | None = setting(None, "Width in pixels, of Emu3 alone.", least=1)
+    height: int | None = setting(None, "Height in pixels, of Emu3 and Lumina-mGPT alone.", least=1)
+    width: int | None = setting(None, "Width in pixels, of Emu3 and Lumina-mGPT alone.", least=1)
 
 
 @dataclass(frozen=True, slots=True)

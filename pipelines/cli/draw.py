@@ -61,7 +61,7 @@ class DrawOptions:
         [],
         "A setting of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s), of "
         "denoising (steps, floor, iterations), device, dtype, or height and width in pixels (of "
-        "Emu3 alone); repeatable.",
+        "Emu3 and Lumina-mGPT alone); repeatable.",
         "--set",
         "-s",
         metavar="NAME=VALUE",
