@@ -60,22 +60,6 @@ def test_noise_of_neighbours_seeds_samples_and_streams_is_unrelated() -> None:
         assert_unrelated(np.array(values[:-1]), np.array(values[1:]))
 
 
-def test_gumbel_noise_has_the_gumbel_distribution() -> None:
-    values = NoiseStream(2).gumbel([0], torch.arange(20_000)).numpy()
-    counts, _ = np.histogram(np.exp(-np.exp(-values)), bins=64, range=(0, 1))
-    assert abs(excess(counts, np.full(64, 20_000 / 64))) < 6
-    assert values.mean() == pytest.approx(np.euler_gamma, abs=0.04)
-
-
-def test_best_of_log_p_plus_gumbel_follows_p() -> None:
-    p = np.array([0.45, 0.3, 0.15, 0.07, 0.03])
-    noise, tokens = NoiseStream(4), torch.arange(5)
-    scores = torch.stack([noise.gumbel([index], tokens) for index in range(COUNT)])
-    sample = (scores + torch.from_numpy(p).log()).argmax(-1).numpy()
-    assert excess(np.bincount(sample, minlength=5), COUNT * p) < 6
-    assert_unrelated(*((scores[:, token].neg().exp().neg().exp()).numpy() for token in (0, 1)))
-
-
 @given(
     seed=st.integers(-(2**70), 2**70),
     sample=st.integers(0, 10**6),
@@ -115,19 +99,6 @@ def test_noise_depends_on_seed_sample_index_and_token_alone() -> None:
     assert whole[0, 0] == whole[1, 1]
     noise.uniform(6, NoiseUse.TARGET)
     assert torch.equal(whole, NoiseStream(11, 3).gumbel([6], tokens.to(torch.int32)))
-
-
-def test_noise_of_a_whole_vocabulary_is_finite() -> None:
-    values = NoiseStream(0).gumbel([0], torch.arange(200_000))
-    assert torch.isfinite(values).all()
-    assert float(values.max()) < 40.0  # the bound of 53-bit uniform numbers is -log(2^-54)
-
-
-def test_rows_have_the_noise_of_their_indices() -> None:
-    noise, tokens = NoiseStream(6, 1), torch.arange(24).view(3, 8)
-    rows = noise.gumbel([9, 0, 9], tokens, NoiseUse.DRAFT)
-    for row, index in enumerate([9, 0, 9]):
-        assert torch.equal(rows[row], noise.gumbel([index], tokens[row], NoiseUse.DRAFT))
 
 
 def test_fresh_seeds_differ() -> None:
