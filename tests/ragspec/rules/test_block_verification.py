@@ -108,20 +108,6 @@ def test_threshold_is_the_smaller_of_the_two() -> None:
     assert rule.threshold(even) == pytest.approx(0.3 * math.exp(-math.log(10)))
 
 
-def test_keeps_the_longest_then_the_likeliest_path() -> None:
-    table = {(): (0.5, 0.3, 0.2), (1,): (0.45, 0.55, 0.0)}
-    distributions = Distributions(3, 0).fix("target", table)
-    tree = DraftTree.build([0, 1, 0, 1, 2], [-1, -1, 1, 1, 1], "retrieved")
-    assert distributions.judge(Typical(), tree, NoiseStream(0)).path == (1, 3)
-
-
-def test_improbable_tokens_are_left_out() -> None:
-    distributions = Distributions(3, 0).fix("target", {(): (0.95, 0.05, 0.0)})
-    for token, path in [(0, (0,)), (1, ()), (2, ())]:
-        tree = DraftTree.chain([token], "retrieved")
-        assert distributions.judge(Typical(), tree, NoiseStream(0)).path == path
-
-
 def test_nothing_follows_the_end_of_a_text() -> None:
     distributions = Distributions(3, 0, end=1).fix("target", {(): (0.4, 0.6, 0.0)})
     tree = DraftTree.chain([1, 1], "retrieved")
