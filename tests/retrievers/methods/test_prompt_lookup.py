@@ -4,10 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
 from ragspec.drafters.build import build_drafter
@@ -52,18 +50,6 @@ def test_the_copy_is_that_of_a_naive_search(text: list[int], longest: int, short
     tree = propose(text, longest=longest, shortest=shortest, tokens=6)
     check(tree, VOCAB)
     assert tree.tokens.tolist() == searched(text, longest, shortest, 6)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_copy_is_that_of_transformers(size: int) -> None:
-    theirs = PromptLookupCandidateGenerator(
-        num_output_tokens=7, max_matching_ngram_size=size, max_length=1000
-    )
-    generator = torch.Generator().manual_seed(size)
-    for length in range(2, 60):
-        text = torch.randint(6, (length,), generator=generator)
-        result = theirs.get_candidates(text[None])[0][0, length:]
-        assert propose(text.tolist(), longest=size, tokens=7).tokens.tolist() == result.tolist()
 
 
 def test_overlapping_spans_give_each_token_one_origin() -> None:

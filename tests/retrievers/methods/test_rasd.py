@@ -38,24 +38,6 @@ def result(tokens: Sequence[int], accept_prob: Sequence[float], **more: Any) -> 
     return FixedDrafter(tokens, "result", accept_prob=accept_prob, **more)
 
 
-def test_shared_prefixes_are_fused_and_the_tail_is_grafted() -> None:
-    tree = propose(Rasd(model([5, 6], [0.8, 0.4]), [result([5, 7, 8], [0.6, 0.5, 0.4])]))
-    assert set(spelled(tree)) == {(5,), (5, 6), (5, 7), (5, 7, 8)}
-    assert tree.kind is DraftKind.COUPLED
-
-
-def test_a_shared_node_keeps_the_larger_accept_prob_and_the_origin_of_the_text() -> None:
-    text = result([5], [0.6], origin=(3, 40))
-    tree = propose(Rasd(model([5, 6], [0.8, 0.4]), [text]))
-    assert spelled(tree)[5,] == pytest.approx(0.8, abs=1e-6)
-    assert tree.origin[tree.tokens.tolist().index(5)].tolist() == [3, 40]
-
-
-def test_the_budget_keeps_the_nodes_of_largest_accept_prob() -> None:
-    tree = propose(Rasd(model([5, 6], [0.8, 0.1]), [result([7, 8], [0.7, 0.6])]), budget=3)
-    assert set(spelled(tree)) == {(5,), (7,), (7, 8)}
-
-
 DISTRIBUTIONS = [(ROOT, [5, 9, 7], [0.9, 0.05, 0.02]), (0, [6, 4], [0.7, 0.2])]
 
 
@@ -97,12 +79,6 @@ def test_the_share_follows_what_the_target_accepts(token: int, grows: bool) -> N
         session.observe(Step(session.propose(at([1, 2]), 8), (), (5, token)))
     assert (session.share > before) is grows
     assert session.pruned == 10
-
-
-def test_without_distributions_it_is_a_merge() -> None:
-    tree = propose(Rasd(result([5, 6], [0.8, 0.4]), [result([5, 7], [0.9, 0.5])]))
-    assert set(spelled(tree)) == {(5,), (5, 6), (5, 7)}
-    assert tree.kind is DraftKind.DETERMINISTIC
 
 
 def test_without_a_model_draft_the_retrieved_tree_is_unpruned() -> None:

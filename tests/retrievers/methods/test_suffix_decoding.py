@@ -95,8 +95,3 @@ def test_the_source_with_more_expected_tokens_drafts() -> None:
     with pytest.warns(RuntimeWarning, match="switched off"):
         for _ in range(3):
             assert session.propose(at(prompt), 8).sources == ("suffix",)
-
-
-@given(tokens, st.integers(0, 9), st.integers(1, 5))
-def test_drafts_respect_their_limits(text: list[int], budget: int, left: int) -> None:
-    propose(text, budget, left, factor=4.0, least=0.0)

@@ -57,15 +57,6 @@ def test_a_repeated_answer_takes_fewer_steps_for_the_same_owner() -> None:
     assert steps(changed) == steps(changed)
 
 
-def test_unlearned_rows_draft_nothing() -> None:
-    session = NeighbourDrafter().open(REQUEST)
-    assert len(session.propose(at([1, 2]), 16)) == 0
-    session = NeighbourDrafter(table({2: [4, 5, 6]})).open(REQUEST)
-    tree = session.propose(at([1, 2]), 16)
-    assert tree.tokens.tolist() == [4, 5, 6]
-    assert set(tree.parents.tolist()) == {ROOT}
-
-
 @pytest.mark.parametrize(
     ("table", "owners", "others"),
     [(None, (None, None), []), (None, ("a", "b"), []), (None, ("a", "a"), [7])]
