@@ -61,7 +61,10 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("a<!-- hidden -->b<style>c</style>", "ab"),
         ("<table><tr><td rowspan=2>A<td>1<td colspan=2>x<td>y<tr><td>2", "A\t1\tx\t\ty\n\t2"),
         ("<table><tr><td rowspan=100>A<td colspan=' 02'>1<td>2<tr><td>3", "A\t1\t\t2\n\t3"),
-        ("<table><tr><td rowspan=0>A<td colspan=0>1<td>2<tr><td>3</table>4", "A\t1\t2\n\t3\n\n4"),
+        (
+            "<table><tr><td rowspan=0 colspan=-9>A<td colspan=0>1<td>2<tr><td>3</table>4",
+            "A\t1\t2\n\t3\n\n4",
+        ),
         ("10<span style='font-size:6pt; Vertical-Align: super'>6</span>", "10^6"),
         ("CO<a style=vertical-align:sub>2</a><p style=vertical-align:sub>3</p>", "CO₂\n\n3"),
         ("<table><tr style='text-decoration:line-through'><td>5<td>6", "5\t6"),
