@@ -44,7 +44,7 @@ REQUEST = re.compile(r"[.'][ \t]*(%?[A-Za-z]{1,3})(?![^\s\\])[ \t]*(.*)")
 SUMMARY = re.compile(r"^\S[^\n]*? (?:--?|[–—]) +(\S.*)\n", re.M)
 HEAD = 500  # characters of a page in which its summary stands
 SKIPPED = re.compile(r"[.'][ \t]*((?:de|am)i?1?|ig)\b[ \t]*(\S*)")
-PARAMETER = re.compile(r"\\\\\$([1-9*@])")
+PARAMETER = re.compile(r"(?<!\\)\\\\\$([1-9*@])")
 CONDITION = re.compile(
     r"[.'][ \t]*(?:el(?![a-z])|(?:i[fe]|while)\b[ \t]*(?P<no>!?)(?:(?P<quote>['\"])(?P<one>.*?)"
     r"(?P=quote)(?P<other>.*?)(?P=quote)|(?P<test>[nt](?=\W)|\S+)))[ \t]*(?P<rest>.*)"
@@ -121,11 +121,11 @@ def lines_of(source: str) -> Iterator[str]:
     body, end, depth, otherwise = list[str](), "", 0, False
     defined = dict[str, list[str]]()
     lines = LINK_END.sub("", source.replace("\\\n", "")).split("\n")[::-1]
-    left = 10 * len(lines)  # of definitions, which may call themselves
+    left = 10 * len(source)  # characters of definitions, which may call themselves
     while lines:
         line = lines.pop()
         if end:
-            if line.rstrip() == end:
+            if line.rstrip().removeprefix("\\") == end:
                 end = ""
             else:
                 body.append(line)
@@ -142,11 +142,11 @@ def lines_of(source: str) -> Iterator[str]:
             depth = max(0, line.count("\\{") - line.count("\\}"))
         elif skipped := SKIPPED.match(line):
             end = f".{skipped[2] or '.'}" if skipped[1] == "ig" else ".."
-            before = defined.get(skipped[2], ()) if skipped[1].startswith("am") else ()
-            body = defined[skipped[2]] = [*before]
+            body = [*defined.get(skipped[2], ())] if skipped[1].startswith("am") else []
+            defined |= {} if skipped[1] == "ig" else {skipped[2]: body}
         elif (call := REQUEST.match(line)) and call[1] in defined and call[1] not in USUAL:
-            written = expanded(defined[call[1]][: max(left, 0)], arguments(call[2]))
-            left -= len(written) + 1
+            written = expanded(defined[call[1]] if left > 0 else [], arguments(call[2]))
+            left -= sum(map(len, written)) + 1
             lines += written[::-1]
         elif not line.startswith((".\\", "'\\", "...", "\\}")):
             yield line

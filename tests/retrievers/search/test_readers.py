@@ -84,6 +84,17 @@ T}	x
 .TE
 """
 # Conditions, definitions, names of characters, links, and rows that look like rules of a table.
+NESTED_MACRO = rb""".TH W 1
+.de XX
+.de YY
+\\\\$1
+\\..
+..
+.SH N
+.XX
+x
+.YY q
+"""
 DEFINED = rb""".TH T 1
 .de QW
 .ie '\\*(lq'"' ``\\$1''\\$2
@@ -432,7 +443,15 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ),
     ("x.1", write(ROFF), f"NAMEN\n\n-v terminal\n\n{READ}", "X(1)", []),
     ("t.1", write(DEFINED), "N\n\n“a b”. bar(1) c d\n\ne  f\ng  h\n\nM\n\ni j", "T(1)", []),
-    ("u.1", write(b".TH U 1\n.de XX\n.XX\n.XX\n..\n.SH N\nx\n.XX"), "N\n\nx", "U(1)", []),
+    ("v.1", write(b".TH V 1\n.ig zz\na\n.zz\n.SH N\nx\n.zz"), "N\n\nx", "V(1)", []),
+    ("w.1", write(NESTED_MACRO), "N\n\nx q", "W(1)", []),
+    (
+        "u.1",
+        write(b".TH U 1\n.de XX\n.XX \\\\$* \\\\$*\n..\n.SH N\nx\n.XX a"),
+        "N\n\nx",
+        "U(1)",
+        [],
+    ),
     ("rm.1", write(b".TH RM 1\n.SH POPIS\n.P\nUvolni."), "POPIS\n\nUvolni.", "RM(1)", []),
     ("a.html", write("<pre>a\x0cb&#1;</pre>\ufffec"), "a b \n\nc", "", []),
     ("messages.1.gz", write(gzip.compress(b"plain log\n")), "plain log", "", []),
