@@ -84,7 +84,7 @@ def read_part(
         counts["symbols of fonts, accents and line breaks of formulas left out"] += name in UNREAD
         if name == "tc" and (span := attribute(element, "tcPr/gridSpan/val")):
             element.set("colspan", span)
-        elif name == "tr" and (span := attribute(element, "trPr/gridBefore/val")):
+        elif name == "tr" and (span := attribute(element, "trPr/gridBefore/val")) not in ("", "0"):
             element.insert(0, element.makeelement("td", colspan=span))
         elif name == "p":
             style = attribute(element, "pPr/pStyle/val")
@@ -99,8 +99,8 @@ def read_part(
         elif name in LABELS:
             count = 1 + sum(kind == name and each != "" for (kind, _), each in labels.items())
             is_counted = attribute(element, "customMarkFollows") in ("", *OFF)
-            element.text = LABELS[name].format(count) if is_counted else ""
-            labels[name, attribute(element, "id")] = element.text
+            label = LABELS[name].format(count) if is_counted else ""
+            element.text = labels.setdefault((name, attribute(element, "id")), label)
     return read_tree(root)
 
 
@@ -200,7 +200,7 @@ def read_docx(path: Path, data: bytes) -> Extract:
             elif kind in ("header", "footer") and any(relation.target_part.element.itertext()):
                 counts["headers and footers left out"] += 1
     parts = [read_part(body, counts, labels, styles, numbering)]
-    for key in filter(labels.__contains__, at_foot):
+    for key in sorted(filter(at_foot.__contains__, labels), key=lambda k: k[0], reverse=True):
         text = read_part(at_foot[key], counts, {}, styles, numbering).text
         parts.append(Extract(f"{labels[key]} {text}".lstrip()))
     notes += [f"{number} {what}" for what, number in counts.items() if number]

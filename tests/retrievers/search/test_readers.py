@@ -228,6 +228,8 @@ def docx(path: Path) -> None:
     etree.SubElement(table.rows[2]._tr.get_or_add_trPr(), f"{{{WORD}}}del")
     before = etree.SubElement(table.rows[1]._tr.get_or_add_trPr(), f"{{{WORD}}}gridBefore")
     before.set(f"{{{WORD}}}val", "2")
+    before = etree.SubElement(table.rows[0]._tr.get_or_add_trPr(), f"{{{WORD}}}gridBefore")
+    before.set(f"{{{WORD}}}val", "0")
     custom = {f"{{{WORD}}}id": "1", f"{{{WORD}}}customMarkFollows": "1"}
     etree.SubElement(line.add_run()._r, f"{{{WORD}}}footnoteReference", custom)
     for kind in ("footnote", "endnote"):
