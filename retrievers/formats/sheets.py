@@ -65,17 +65,16 @@ def row_lines(rows: Iterable[Sequence[str]], numeric: Container[int] = ()) -> It
 
 def count_form_rows(table: Sequence[Sequence[str]], numeric: Container[int]) -> int:
     """Return how many rows forms take: below 40 keys, with texts (a third or more) and numbers."""
-    count = 0
-    for _, group in groupby(table, [""].__eq__):
-        rows = list(enumerate(group, count))
-        pairs = [(index, cells[1]) for index, cells in rows if len(cells) == 2]
-        has_number = any(index in numeric or NUMBER.fullmatch(value) for index, value in pairs)
-        texts = sum(not re.search(r"\d", value) for _, value in pairs[1:])
+    for _, group in groupby(enumerate(table), lambda row: row[1] == [""]):
+        rows = list(group)
+        pairs = [(n, cells[0], cells[1]) for n, cells in rows if len(cells) == 2]
+        keys = [key for n, key, value in pairs if n in numeric or NUMBER.fullmatch(value)]
+        has_number = bool(keys) and not any(map(NUMBER.fullmatch, keys))
+        texts = sum(not re.search(r"\d", value) for *_, value in pairs[1:])
         is_form = has_number and 1 < len(pairs) < 40 and 3 * texts >= len(pairs) - 1
         if (pairs and not is_form) or max(len(cells) for _, cells in rows) > 2:
-            break
-        count += len(rows)
-    return count
+            return rows[0][0]
+    return 0  # as the first row may be one of names
 
 
 def read_csv(path: Path, data: bytes) -> Extract:
@@ -159,7 +158,8 @@ def value_text(value: Any, form: str) -> str:
         text = value.isoformat(" ", "seconds")
         is_time = re.fullmatch("(?i)[^yd]*[hs][^yd]*", LITERAL.sub("", form))
         return text[11:] if is_time else text.removesuffix(" 00:00:00")
-    if isinstance(value, list):  # texts, some with a font
+    fonts = [getattr(run, "font", None) for run in value] if isinstance(value, list) else []
+    if any(font and (font.strike or font.vertAlign) for font in fonts):
         from lxml.builder import E
 
         runs = (E.r(E.t(run)) if isinstance(run, str) else run.to_tree() for run in value)
