@@ -192,7 +192,7 @@ def align(root: "_Element") -> None:
     """Add empty cells beside and below those that span several, so that columns stay in line."""
     left = MAX_STEPS
     for cell in root.xpath("//*[self::td or self::th][@colspan or @rowspan]"):
-        columns = min(max(whole(cell.get("colspan"), 1), 1), left)
+        columns = min(max(whole(cell.get("colspan"), 1), 1), 1000, left)  # as in browsers
         rows = whole(cell.get("rowspan"), 1) or MAX_STEPS  # 0 means all rows below
         row, is_first = cell.getparent(), 1
         index = row.index(cell) if left > 0 else 0

@@ -65,6 +65,7 @@ def test_visible_text_with_title_headings_and_notes() -> None:
             "<table><tr><td rowspan=0 colspan=-9>A<td colspan=0>1<td>2<tr><td>3</table>4",
             "A\t1\t2\n\t3\n\n4",
         ),
+        ("<table><tr><td colspan=5000>1<td>2", "1" + 1000 * "\t" + "2"),
         ("10<span style='font-size:6pt; Vertical-Align: super'>6</span>", "10^6"),
         ("CO<a style=vertical-align:sub>2</a><p style=vertical-align:sub>3</p>", "CO₂\n\n3"),
         ("<table><tr style='text-decoration:line-through'><td>5<td>6", "5\t6"),
