@@ -38,6 +38,7 @@ LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no 
 # Parts that screen readers leave out as well: menus in other elements, icons, second copies.
 UNSEEN = '//body//*[@role="navigation" or @role="search" or @aria-hidden="true"]'
 UNSHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
+WORD = re.compile(r"[^\W\d]{4}")
 STYLE = re.compile(r"vertical-align\s*:\s*(su[pb])|text-decoration[\w-]*\s*:[^;]*line-thr", re.I)
 NOTED = "//body//*[self::svg//text or self::noscript or self::hidden-elements][normalize-space()]"
 MAX_STEPS = 200_000  # over cells of a page, to bring them in line
@@ -182,8 +183,10 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
         style = element.get("style", "")
         if is_mail and ("hidden" in element.attrib or UNSHOWN.search(style)):
             element.tag = "hidden-elements"
-        tags = [each.tag for each in element]
-        if (match := STYLE.search(style)) and rigid.isdisjoint([*tags, match[1] and element.tag]):
+        tags, match = [each.tag for each in element], STYLE.search(style)
+        if match and match[1] and WORD.search("".join(element.itertext())):
+            continue  # a label that is aligned with an icon
+        if match and rigid.isdisjoint([*tags, match[1] and element.tag]):
             inner = element.makeelement((match[1] or "s").lower())
             inner.text, element.text, inner[:], element[:] = element.text, None, element[:], [inner]
 

@@ -152,7 +152,8 @@ def shape_of(run: "_Element") -> str:
     name = "sup" if high else "sub" if shift == "subscript" or shift.startswith("-") else plain
     before = run.getprevious()
     if name != "span" and before is not None and before.tag == name:
-        run[:0] = list(before)
+        before.extend(run)
+        run.getparent().remove(run)
     return name
 
 

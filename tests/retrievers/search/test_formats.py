@@ -68,6 +68,7 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<table><tr><td colspan=5000>1<td>2", "1" + 1000 * "\t" + "2"),
         ("10<span style='font-size:6pt; Vertical-Align: super'>6</span>", "10^6"),
         ("CO<a style=vertical-align:sub>2</a><p style=vertical-align:sub>3</p>", "CO₂\n\n3"),
+        ("<b style=vertical-align:sub>Name</b> of", "Name of"),
         ("<table><tr style='text-decoration:line-through'><td>5<td>6", "5\t6"),
         ("<p hidden style='text-decoration: red line-through'><b>5</b><br>x", "~~5 x~~"),
         ("<input value=7><input type=number value=8><input type=hidden value=9> m", "7 8 m"),
