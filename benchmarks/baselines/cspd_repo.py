@@ -26,7 +26,7 @@ from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import children
-from ragspec.visual.latents.rules import LatentRule, expect_latents, first_accepted
+from ragspec.visual.latents.rules import LatentRule, first_accepted
 from ragspec.visual.latents.target import Judged, LatentTable, LatentView
 
 TEMPERATURE = 42.0  # divisor of the differences from the means
@@ -54,7 +54,8 @@ class CspdRepo(Rule):
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the path of all drafts, the last one as the token after the path."""
-        view = expect_latents(self, target)
+        view = target
+        assert isinstance(view, LatentView)
         table, all_below = view.target.table, children(tree.parents)
         path, node = list[int](), ROOT
         while node in all_below:
