@@ -26,7 +26,7 @@ class ImageCall:
         class_labels: Numbers or names, for models of classes.
         negative_prompt: The text that guidance leads away from, one for all or one each. None for
             the model's equivalent of no prompt, as are blank texts alone.
-        height, width: In pixels, of Emu3 and Lumina-mGPT; None for that of the training.
+        height, width: In pixels, of Emu3 and Lumina-mGPT; None for the model's usual size.
         guidance_scale: One for all images or one for each; None for the family's, 1 for none.
             Images of one scale share forward passes.
         guidance_interval: (first, last) indices of the codes under guidance, last excluded;
