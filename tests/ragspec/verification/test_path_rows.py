@@ -151,7 +151,7 @@ def tempered() -> Any:
     return make("llama4_text", torch.float32, **settings, floor_scale=40, attn_scale=40.0)
 
 
-def test_counts_slotss_are_left_to_chains(tempered: Any) -> None:
+def test_counts_by_slot_are_left_to_chains(tempered: Any) -> None:
     text = list(range(20, 20 + 37))
     chain = DraftTree.chain([3, 4, 5, 6], "test")
     bushy = DraftTree.build(range(3, 11), [-1, -1, -1, 0, 1, 2, 3, 4], "test")
