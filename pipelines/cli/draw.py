@@ -188,7 +188,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         try:
             settings[name] = int(value) if name in whole else float(value)
         except ValueError as error:
-            kind = "whole number, such as s=4" if name in whole else "number, such as delta=0.3"
+            kind = "whole number" if name in whole else "number, such as delta=0.3"
             raise InputError(f"Expected --set NAME=VALUE, got {text!r}. Give a {kind}.") from error
     return settings
 

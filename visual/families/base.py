@@ -140,7 +140,8 @@ class Family:
             missing = cls.complete(model, folder, missing)
         if missing:  # transformers would use random ones
             lacking = ", ".join(sorted(missing)[:3])
-            raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
+            why = f"lacks the weights {lacking}, or has them in other sizes"
+            raise ModelError(f"{folder} {why}; expected all. Copy it again.")
         model = model.to(place).eval()
         for each in model.parameters():  # mapped files lack alignment, which affects rounding
             if each.data_ptr() % 64:
