@@ -39,26 +39,19 @@ LAYOUTS: dict[str, Callable[[], Checkpoint]] = {
     ),
     "speculators, each tap normed": partial(published_heads.speculators, fc_norm=True),
 }
-RECORDED: dict[str, list[list[float]]] = {
-    "eagle1 with a bias": [[2.747, 1.6999, -5.9672, 5.0657, -7.3739, -4.2994]],
-    "eagle1": [[2.3029, 1.8439, -5.119, 4.8799, -6.0431, -4.0186]],
-    "eagle3": [[0.1234, -0.0487, -0.2439, -0.1441, -0.0588, 0.0819]],
-    "speculators": [
-        [0.1234, -0.0487, -0.2439, -0.1441, -0.0588, 0.0819],
-        [0.029, 0.0514, 0.1067, 0.1459, 0.0863, 0.1603],
-        [0.0902, -0.3234, 0.0966, 0.0352, -0.0838, 0.1807],
-    ],
-    "speculators 3.1": [
-        [0.0108, -0.3234, -1.0108, -1.0321, 0.0253, 0.0574],
-        [-1.1261, 1.1791, 1.4534, 1.088, 0.0358, -0.5186],
-        [-0.1432, -1.2978, 0.1027, 0.7184, -1.1472, 0.2501],
-    ],
-    "speculators, each tap normed": [
-        [0.1254, -0.0343, -0.1881, -0.1036, -0.0714, 0.0671],
-        [0.0589, 0.0146, 0.0559, 0.0873, 0.0564, 0.1589],
-        [0.1023, -0.2677, 0.0891, 0.0307, -0.089, 0.1685],
-    ],
-}
+RECORDED = test_slots.table("""\
+eagle1 with a bias: 2.747 1.6999 -5.9672 5.0657 -7.3739 -4.2994
+eagle1: 2.3029 1.8439 -5.119 4.8799 -6.0431 -4.0186
+eagle3: 0.1234 -0.0487 -0.2439 -0.1441 -0.0588 0.0819
+speculators: 0.1234 -0.0487 -0.2439 -0.1441 -0.0588 0.0819
+speculators: 0.029 0.0514 0.1067 0.1459 0.0863 0.1603
+speculators: 0.0902 -0.3234 0.0966 0.0352 -0.0838 0.1807
+speculators 3.1: 0.0108 -0.3234 -1.0108 -1.0321 0.0253 0.0574
+speculators 3.1: -1.1261 1.1791 1.4534 1.088 0.0358 -0.5186
+speculators 3.1: -0.1432 -1.2978 0.1027 0.7184 -1.1472 0.2501
+speculators, each tap normed: 0.1254 -0.0343 -0.1881 -0.1036 -0.0714 0.0671
+speculators, each tap normed: 0.0589 0.0146 0.0559 0.0873 0.0564 0.1589
+speculators, each tap normed: 0.1023 -0.2677 0.0891 0.0307 -0.089 0.1685""")
 
 
 def target(**options: Any) -> CausalTarget:
@@ -69,18 +62,18 @@ def target(**options: Any) -> CausalTarget:
 def test_heads_compute_what_published_code_does(name: str, tmp_path: Path) -> None:
     """In every round of drafting: round k reads k predicted states."""
     head = open_head(published_heads.write(tmp_path, *LAYOUTS[name]()), target())
-    third = "eagle1" not in name
+    third, expected = "eagle1" not in name, RECORDED[name]
     pad = torch.nn.functional.pad
     embedded = pad(INPUTS["embeddings"][IDS], (0, 0, 1, 0))
     taps = pad(INPUTS["taps" if third else "state"], (0, 0, 0, 1))
     read = StateRead(embedded, torch.zeros(1, 9, H), taps, torch.ones(1, 9, dtype=torch.bool))
     with torch.no_grad():
-        for k, guessed in enumerate(rounds(head, read, 0.0, len(RECORDED[name]))):
+        for k, guessed in enumerate(rounds(head, read, 0.0, len(expected))):
             outputs = guessed.fed if head.output is None else head.output(guessed.read)
-            assert spread(outputs[:, k:]) == pytest.approx(RECORDED[name][k], abs=2e-4)
+            assert spread(outputs[:, k:]) == pytest.approx(expected[k], abs=2e-4)
 
 
-SAVED = LAYOUTS | {name: make for name, (make, _) in test_slots.LAYOUTS.items()}
+SAVED = LAYOUTS | test_slots.LAYOUTS
 
 
 @pytest.mark.parametrize("name", SAVED)
