@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
 from ragspec.visual.rules import lantern
 from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
-from ragspec.visual.rules.tv_budget import TVBudget, position_excess
+from ragspec.visual.rules.tv_budget import TVBudget
 from tests.ragspec.rules.test_walk import plain
 from tests.support.codes import broken, coupled, fixed, sampled
 from tests.support.distributions import (
@@ -107,20 +106,6 @@ def test_no_kind_of_draft_overspends(tree: Grow, total: float) -> None:
         assert max(spent) > 0.5 * total
 
 
-def test_positions_spread_the_budget_over_the_picture() -> None:
-    def first_half(positions: int | None) -> float:
-        rule = Lantern(TABLE, delta=0.5, tv_budget=TVBudget(0.8, positions))
-        shares = []
-        for seed in range(8):
-            noise = NoiseStream(seed)
-            _, excess, _ = draw_picture(rule, Distributions(CODES, 1), noise, fixed(2, 1), 16)
-            shares.append(sum(excess[:8]) / sum(excess))
-        return float(np.mean(shares))
-
-    assert first_half(None) > 0.95
-    assert first_half(16) < 0.6
-
-
 @pytest.mark.parametrize(
     ("tree", "total", "label"),
     [
@@ -190,11 +175,3 @@ def test_wrong_budgets_are_refused(bad: dict[str, Any]) -> None:
         TVBudget(**bad)
     with pytest.raises(InputError, match="tv_budget='much'; expected a number"):
         GSD(PARTITION, tv_budget="much")  # type: ignore[arg-type]
-
-
-def test_position_excess_has_a_figure_for_each_token() -> None:
-    tree = DraftTree.chain([1, 2], "any")
-    steps = [Step(tree, (), (4,)), Step(tree, (0, 1), (1, 2, 3), excess=(0.1, 0.2, 0.0))]
-    assert position_excess(steps, "exact").tolist() == [0.0, 0.1, 0.2, 0.0]
-    unknown = position_excess(steps, "approximate")
-    assert np.isnan(unknown[0]) and unknown[1:].tolist() == [0.1, 0.2, 0.0]
