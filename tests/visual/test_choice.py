@@ -87,15 +87,6 @@ def test_min_expected_gain_reaches_the_drafter(folder: Path, name: str) -> None:
         assert last.settings.min_expected_gain == 0.5
 
 
-@pytest.mark.parametrize(
-    ("rule", "kind"), [(WALK, DraftKind.COUPLED), (ChainRejection(), DraftKind.SAMPLED)]
-)
-def test_jacobi_drafts_in_the_form_that_the_rule_accepts(rule: Walk, kind: DraftKind) -> None:
-    (result,) = drafters("jacobi", rule)
-    assert result.kind is kind
-    assert result.width == tiny_images.SIDE
-
-
 @pytest.mark.parametrize("rule", names("rule"))
 def test_every_rule_draws_with_the_usual_drafter(folder: Path, rule: str) -> None:
     pipe = ImagePipeline.from_pretrained(folder, rule=rule)
@@ -144,9 +135,11 @@ def test_rules_with_a_tv_budget_get_deterministic_drafts(folder: Path) -> None:
     bounded, free = make_rule("lantern", book, tv_budget=0.5), make_rule("lantern", book)
     (drafter,) = drafters("auto", bounded, folder)
     assert drafter.kind is DraftKind.DETERMINISTIC
-    for rule in (free, WALK):
+    coupled, sampled = DraftKind.COUPLED, DraftKind.SAMPLED
+    for rule, kind in ((free, coupled), (WALK, coupled), (ChainRejection(), sampled)):
         (drafter,) = drafters("auto", rule, folder)
-        assert (drafter.name, drafter.kind) == ("jacobi", DraftKind.COUPLED)
+        assert (drafter.name, drafter.kind) == ("jacobi", kind)
+        assert drafter.width == tiny_images.SIDE
     for rule, mode in ((bounded, "deterministic"), (WALK, "sampled-without-replacement")):
         with pytest.raises(errors.InputError, match=f"{mode} drafts are needed"):
             source("jacobi", rule, folder, mode)

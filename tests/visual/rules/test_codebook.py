@@ -102,11 +102,8 @@ def test_a_partition_keeps_near_codes_together() -> None:
     rng = np.random.default_rng(0)
     centres = np.eye(4)[[0, 1, 2, 3] * 10]
     codes = (centres + 0.05 * rng.normal(size=centres.shape)) * rng.uniform(0.5, 3, (40, 1))
-    result = CodePartition.build(codes, 4, seed=1)
-    for seed in range(2, 12):
-        if len(set(result.clusters.tolist())) == 4:
-            break
-        result = CodePartition.build(codes, 4, seed=seed)
+    results = (CodePartition.build(codes, 4, seed=seed) for seed in range(1, 12))
+    result = next(each for each in results if len(set(each.clusters.tolist())) == 4)
     assert result.size == 40
     same = result.clusters[:, None] == result.clusters[None]
     true = np.arange(40) % 4

@@ -91,15 +91,3 @@ def test_a_text_can_be_read_twice_but_not_without_its_states() -> None:
         other = cache.read([*prompt, text[1]])
     torch.testing.assert_close(first, again)
     assert not torch.allclose(first, other)
-
-
-def test_guidance_reaches_the_head() -> None:
-    """Without guidance the head returns other logits."""
-    head, target, prompt, text, _ = setting(True)
-    distributions = []
-    for each in (target, heads.picture_target(1.0)):
-        cache = opened(head, each)
-        cache.notify(heads.states(each, prompt))
-        with cache.lease():
-            distributions.append(cache.read([*prompt, text[0]])[0])
-    assert not torch.allclose(distributions[0], distributions[1])

@@ -10,7 +10,6 @@ from ragspec import Engine, Sampling
 from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.drafters.heads.drafter import HeadDrafter, HeadSession
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -183,15 +182,6 @@ def observe_prompt(session: HeadSession, target: CausalTarget, prompt: list[int]
     session.observe_prefill(Prefill(np.array(prompt, dtype=np.int64), hidden=states))
 
 
-def test_depth_bounds_the_draft() -> None:
-    target = CausalTarget(heads.model())
-    result = Engine(target, drafter=drafter(target, depth=2), budget=9).generate(
-        tiny.prompt(8, vocab_size=heads.VOCAB), SAMPLED, max_new_tokens=12, ignore_eos=True
-    )
-    deepest = [int(depths(s.tree.parents).max()) for s in result.steps if len(s.tree)]
-    assert set(deepest) <= {1, 2}
-
-
 def test_a_head_drafts_beside_other_sources() -> None:
     target = CausalTarget(text_model())
     plain = Engine(target, drafter=None)
@@ -267,8 +257,3 @@ def test_a_head_with_another_guidance_than_the_engine_counts_a_fault() -> None:
 def test_bad_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"got|is 0; expected"):
         HeadDrafter(heads.trained(), heads.model(), **options)
-
-
-def test_a_shape_may_be_passed() -> None:
-    shape = TreeShape((-1, -1, 0), (0, 1, 0))
-    assert HeadDrafter(heads.trained(), heads.model(), tree=shape).settings.shape is shape
