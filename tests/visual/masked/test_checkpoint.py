@@ -1,4 +1,4 @@
-"""Published MAR files: sizes and weights, damaged files, saved models."""
+"""Published MAR files: sizes and weights, damaged files."""
 
 import math
 from pathlib import Path
@@ -61,15 +61,6 @@ def test_the_published_sizes_are_known(
     message, expected = _config(model.state_dict(), None).to_dict(), config.to_dict()
     assert message.pop("deviation") == 1 / 0.2325 and expected.pop("deviation") == 1.0
     assert message == expected
-
-
-def test_it_is_saved_and_read_as_a_folder(tmp_path: Path) -> None:
-    model = tiny_masked.model(tmp_path)
-    model.save_pretrained(tmp_path / "folder")
-    again = MaskedModel.from_pretrained(tmp_path / "folder", dtype=torch.float64)
-    for name, value in again.state_dict().items():
-        assert torch.equal(value, model.state_dict()[name])
-    assert again.config.deviation == model.config.deviation
 
 
 @pytest.mark.parametrize(
