@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ragspec import Engine, Sampling
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
-from ragspec.errors import InputError, RuleError
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.rules.rejection import ChainRejection
 from ragspec.sampling.distribution import TokenDistribution
@@ -20,7 +20,6 @@ from ragspec.visual.drafting.jacobi import _RATES, _SECOND, Form, JacobiDrafter,
 from tests.support import tiny
 from tests.support.distributions import Distributions, DistributionTarget, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
-from tests.support.fixed import FixedDrafter
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, target
 from tests.support.loops import draft_request
 
@@ -239,12 +238,6 @@ def test_accept_prob_rises_with_accepted_codes() -> None:
     after = opened.propose(at(codes), 9).accept_prob.tolist()
     assert all(late > early for early, late in zip(before, after, strict=True))
     assert after == sorted(after, reverse=True)
-
-
-def test_a_fused_sampled_window_is_refused() -> None:
-    drafters: list[str | Drafter] = [JacobiDrafter(4, "sampled"), FixedDrafter([1])]
-    with pytest.raises(RuleError):
-        Engine(target(), drafter=drafters, budget=4, rule="rejection")
 
 
 @pytest.mark.parametrize(
