@@ -153,54 +153,39 @@ def test_an_adapter_is_merged_and_changes_the_text(saved: Path, adapter: Path) -
     assert torch.allclose(current(ids).logits, model(ids).logits, atol=1e-4)
 
 
+TOKENS = [3, 4]
+SEPARATE = {"embed_tokens": [3], "lm_head": [5]}
+
+
 @pytest.mark.parametrize(
-    ("kind", "targets"),
-    [("LoraConfig", ["q_proj", "embed_tokens"]), ("LoraConfig", ["lm_head"])]
-    + [("LoKrConfig", ["lm_head"])],
+    ("kind", "options", "fits"),
+    [("LoraConfig", {"target_modules": ["q_proj", "embed_tokens"]}, True)]
+    + [("LoraConfig", {"target_modules": ["lm_head"]}, True)]
+    + [("LoKrConfig", {"target_modules": ["lm_head"]}, True)]
+    + [("LoraConfig", {"target_modules": ["q_proj"], "trainable_token_indices": TOKENS}, True)]
+    + [("LoraConfig", {"target_modules": ["q_proj"], "trainable_token_indices": SEPARATE}, False)]
+    + [("LoraConfig", {"target_modules": ["lm_head"], "trainable_token_indices": TOKENS}, False)],
 )
-def test_an_adapter_of_tied_embeddings_is_merged(
-    tmp_path: Path, kind: str, targets: list[str], recwarn: pytest.WarningsRecorder
+def test_an_adapter_of_tied_embeddings_is_merged_or_refused(
+    tmp_path: Path, kind: str, options: Any, fits: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
     peft = pytest.importorskip("peft")
     base = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True))
     base.save_pretrained(tmp_path / "base")
     init = "init_lora_weights" if kind == "LoraConfig" else "init_weights"
-    config = getattr(peft, kind)(target_modules=targets, **{init: False})
-    adapted = peft.get_peft_model(base, config)
+    adapted = peft.get_peft_model(base, getattr(peft, kind)(**options, **{init: False}))
+    for name, weight in adapted.named_parameters():
+        weight.data += 0.1 * ("trainable_tokens_delta" in name)
     adapted.save_pretrained(tmp_path / "lora")
     recwarn.clear()
-    model, _ = load_model(tmp_path / "base", "cpu", "float32", adapter=tmp_path / "lora")
-    assert not [each for each in recwarn if each.category is UserWarning], recwarn.list
-    ids = torch.tensor([tiny.prompt(9)])
-    assert torch.allclose(adapted.eval()(ids).logits, model(ids).logits, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("targets", "tokens", "fits"),
-    [(["q_proj"], [3, 4], True), (["lm_head"], [3, 4], False)]
-    + [(["q_proj"], {"embed_tokens": [3], "lm_head": [5]}, False)],
-)
-def test_tokens_that_an_adapter_trains_are_merged_or_refused(
-    tmp_path: Path, targets: list[str], tokens: Any, fits: bool
-) -> None:
-    peft = pytest.importorskip("peft")
-    base = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True))
-    adapted = peft.get_peft_model(
-        base, peft.LoraConfig(target_modules=targets, trainable_token_indices=tokens)
-    )
-    for name, weight in adapted.named_parameters():
-        if "trainable_tokens_delta" in name:
-            weight.data += 0.1
-    adapted.save_pretrained(tmp_path)
-    model = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True))
     if not fits:
         with pytest.raises(errors.ModelError, match="in more than one way"):
-            load.with_adapter(model, tmp_path)
+            load_model(tmp_path / "base", "cpu", "float32", adapter=tmp_path / "lora")
         return
-    ids = torch.tensor([[3, 4, 5, 6]])
-    logits = adapted.eval()(ids).logits
-    assert torch.allclose(logits, load.with_adapter(model, tmp_path)(ids).logits, atol=1e-4)
-    assert not torch.allclose(logits, tiny.model("llama", tie_word_embeddings=True)(ids).logits)
+    model, _ = load_model(tmp_path / "base", "cpu", "float32", adapter=tmp_path / "lora")
+    assert not [each for each in recwarn if each.category is UserWarning], recwarn.list
+    ids = torch.tensor([[*TOKENS, *tiny.prompt(9)]])
+    assert torch.allclose(adapted.eval()(ids).logits, model(ids).logits, atol=1e-4)
 
 
 def test_an_adapter_that_does_not_fit_is_refused(

@@ -54,6 +54,10 @@ def test_related_codes_are_the_longest_prefix_in_the_bound(seed: int, code: int,
 
 
 def test_delta_and_lam_have_limits_of_their_kind() -> None:
+    p = distribution(0)
+    code = int(p.argmax())
+    assert Lantern(TABLE, 5, 0.5).bound(p[code]) == 0.5
+    assert LanternPlus(TABLE, 5, 1.5).bound(p[code]) == 0.5 * p[code]
     with pytest.raises(InputError, match=r"delta=5.*lantern\+\+"):
         Lantern(TABLE, 5, 5.0)
     with pytest.raises(InputError, match=r"lam=0\.5.*lantern"):
