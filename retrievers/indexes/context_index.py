@@ -37,9 +37,8 @@ class RequestText:
             end = self.base + len(text.tokens)
             self.ranges.append(DocumentRange(self.base, end, text.document, text.offset))
             self.base = end + 1
-        for start, end, document, offset in sorted(request.spans):
-            place = DocumentRange(self.base + start, self.base + end, document, offset)
-            self.ranges.append(place)
+        for start, end, *place in sorted(request.spans):
+            self.ranges.append(DocumentRange(self.base + start, self.base + end, *place))
         self._starts = [r.start for r in self.ranges]
 
     def origin(self, position: int) -> tuple[int, int]:

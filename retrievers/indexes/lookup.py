@@ -237,15 +237,13 @@ def draft(
         most: Most nodes and most levels.
         caps: The longest match, most rows and most contexts.
     """
-    budget, depth = most
-    match = longest((tokens, suffixes), buckets, tail, caps[0])
+    (budget, depth), text = most, (tokens, suffixes)
+    match = longest(text, buckets, tail, caps[0])
     if match[0] == 0 or budget < 1 or depth < 1:
         none = np.empty(0, dtype=np.int64)
         return none, none, np.empty(0), match[0]
     outer = bucket(suffixes, buckets, tail)
-    places, context, weights = collect(
-        (tokens, suffixes), tail, match, outer, caps, shorter, chances
-    )
+    places, context, weights = collect(text, tail, match, outer, caps, shorter, chances)
     limits = (budget, depth, len(buckets) - 1)
     chosen, accept_prob = grow(tokens, places, context, weights, limits)
     return chosen[0], chosen[1], accept_prob, match[0]

@@ -50,9 +50,7 @@ def checked(rows: Iterable[TokenRow], vocab_size: int) -> Iterator[TokenRow]:
         yield row
 
 
-def sort_suffixes(
-    tokens: Tokens, separator: int, depth: int
-) -> tuple[Positions, NDArray[np.int64]]:
+def sort_suffixes(tokens: Tokens, separator: int, depth: int) -> tuple[Positions, Ints]:
     """Return the positions of all tokens but separators, sorted by the text up to them: i32 [S].
 
     Position p is compared by the tokens at p, p - 1, ..., `depth` of them (separators before the
@@ -75,7 +73,7 @@ def sort_suffixes(
     return suffixes, buckets
 
 
-def _deal(tokens: Tokens, buckets: NDArray[np.int64], out: Positions) -> None:
+def _deal(tokens: Tokens, buckets: Ints, out: Positions) -> None:
     """Write the positions by first token, within a token in ascending order."""
     separator = len(buckets) - 1
     free = np.append(buckets[:-1], 0)
@@ -92,7 +90,7 @@ def _deal(tokens: Tokens, buckets: NDArray[np.int64], out: Positions) -> None:
         free += counts
 
 
-def _stable_order(values: Tokens) -> NDArray[np.int64]:
+def _stable_order(values: Tokens) -> Ints:
     """Return the stable order of values; NumPy's radix sort takes 16 bits at a time."""
     if values.dtype == np.uint16:
         return np.argsort(values, kind="stable")
@@ -101,7 +99,7 @@ def _stable_order(values: Tokens) -> NDArray[np.int64]:
     return low[np.argsort(high, kind="stable")]
 
 
-def _runs(buckets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def _runs(buckets: Ints) -> Iterator[tuple[int, int]]:
     """Yield ranges of whole buckets with about `_RUN` positions each."""
     total, start = int(buckets[-1]), 0
     while start < total:
@@ -111,7 +109,7 @@ def _runs(buckets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _sort_run(tokens: Tokens, run: Positions, separator: int, depth: int) -> NDArray[np.int64]:
+def _sort_run(tokens: Tokens, run: Positions, separator: int, depth: int) -> Ints:
     """Return the positions of a run, which is ordered by token, in their final order."""
     bits = max(1, separator.bit_length())
     at = run.astype(np.int64)
@@ -144,9 +142,7 @@ def _changes(values: NDArray[np.generic]) -> NDArray[np.bool_]:
     return np.append(True, values[1:] != values[:-1])
 
 
-def _ties(
-    places: NDArray[np.int64], starts: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _ties(places: Ints, starts: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
     """Return the members of groups of two or more; `starts` marks the first of each group."""
     keep = ~(starts & np.append(starts[1:], True))
     return places[keep], starts[keep]

@@ -93,10 +93,8 @@ class SuffixAutomaton:
         self._last_is_document = False
 
     def _append(self, token: int) -> None:
-        first_token, first_target, more, link = (
-            self.first_token, self.first_target, self.more, self.link
-        )  # fmt: skip
-        state = self._last
+        first_token, first_target, more = self.first_token, self.first_target, self.more
+        state, link = self._last, self.link
         newest = self._new_state(self.length[state] + 1, ROOT_STATE)
         first_token[state], first_target[state] = token, newest
         self._last = newest

@@ -182,13 +182,9 @@ class ContextSession(DraftSession):
             return
         position, tokens = node.position + 1, self._index.tokens
         if position < len(tokens) and tokens[position] < self._index.vocab_size:
-            key = min(node.length, _LONGEST)
-            p = self._acceptance.chances[key]
-            heappush(
-                heap,
-                (-accept_prob * p, at, level, tokens[position], _ONE_PLACE,
-                 node.length + 1, position, key, _PRIORS[key]),
-            )  # fmt: skip
+            token, length, key = tokens[position], node.length + 1, min(node.length, _LONGEST)
+            cost, prior = -accept_prob * self._acceptance.chances[key], _PRIORS[key]
+            heappush(heap, (cost, at, level, token, _ONE_PLACE, length, position, key, prior))
 
     def _matches(
         self,
@@ -202,13 +198,10 @@ class ContextSession(DraftSession):
         """Offer the continuations of `state`, then of its suffixes with the rest of accept_prob."""
         index = self._index
         if index.cited[state] < 0 and (starts := self._quotations(state, length)):
-            p = self._acceptance.chances[_QUOTE_KEY]
+            p, key, size = self._acceptance.chances[_QUOTE_KEY], _QUOTE_KEY, _QUOTE_LENGTH
             for place, share in starts:
-                heappush(
-                    heap,
-                    (-accept_prob * p * share, parent, level, index.tokens[place],
-                     _ONE_PLACE, _QUOTE_LENGTH, place, _QUOTE_KEY, QUOTES * share),
-                )  # fmt: skip
+                cost, prior, token = -accept_prob * p * share, QUOTES * share, index.tokens[place]
+                heappush(heap, (cost, parent, level, token, _ONE_PLACE, size, place, key, prior))
             # Half of the mass stays with the matches, which may continue with the same token.
             accept_prob *= 1.0 - p / 2
         offered: list[int] = []
@@ -218,11 +211,9 @@ class ContextSession(DraftSession):
                 key = len(ACCEPT_PRIOR) + short if offered else min(length, _LONGEST)
                 prior, p = _PRIORS[key], self._acceptance.chances[key]
                 for share, place, token, child in offers:
-                    heappush(
-                        heap,
-                        (-accept_prob * p * share, parent, level, token, child,
-                         length + 1, place, key, prior * share),
-                    )  # fmt: skip
+                    cost, claim = -accept_prob * p * share, prior * share
+                    offer = cost, parent, level, token, child, length + 1, place, key, claim
+                    heappush(heap, offer)
                     offered.append(token)
                 accept_prob *= 1.0 - p
             state = index.link[state]
