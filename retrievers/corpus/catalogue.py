@@ -26,7 +26,8 @@ KIND = "corpus"
 MODEL, TOKENIZER = "model", "tokenizer"
 BATCH = 256  # documents that are tokenized together
 
-Texts = Iterable[str | Sequence[int] | TokenRow]
+Text = str | Sequence[int] | TokenRow
+Texts = Iterable[Text]
 ProgressCallback = Callable[[int, int], None]  # documents and tokens so far
 Files = tuple[tuple[str, FileRecord], ...]  # of a segment, by name
 
@@ -64,11 +65,6 @@ class Catalogue:
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     serial: int = 1
     segments: tuple[SegmentRecord, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens in all segments."""
-        return sum(record.tokens for record in self.segments)
 
     @property
     def parameters(self) -> dict[str, object]:
@@ -203,12 +199,8 @@ def chunks(documents: Iterator[TokenRow], most: int) -> Iterator[Iterator[TokenR
     return (rows for _, rows in groupby(documents, chunk_of))
 
 
-def _rows(
-    batch: list[str | Sequence[int] | TokenRow], tokenizer: "Tokenizer | None"
-) -> Iterator[TokenRow]:
-    texts = [
-        mark_special_tokens(well_formed(item), tokenizer) for item in batch if isinstance(item, str)
-    ]
+def _rows(batch: list[Text], tokenizer: "Tokenizer | None") -> Iterator[TokenRow]:
+    texts = [mark_special_tokens(well_formed(x), tokenizer) for x in batch if isinstance(x, str)]
     encoded: Iterator[Any] = iter(())
     if texts:
         if tokenizer is None:

@@ -314,7 +314,7 @@ class CorpusIndex:
             return {
                 "path": str(self.path),
                 "generation": store.path.name,
-                "tokens": catalogue.tokens,
+                "tokens": sum(record.tokens for record in catalogue.segments),
                 "documents": sum(record.documents for record in catalogue.segments),
                 "bytes": sum(record.size for record in store.manifest.files.values()),
                 "vocab_size": catalogue.vocab_size,

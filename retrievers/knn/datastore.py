@@ -245,13 +245,10 @@ def _limited(documents: Iterable[TokenRow], most: int) -> Iterator[TokenRow]:
             return
 
 
-def _windows(
-    documents: Iterable[TokenRow], size: int, before: Sequence[int]
-) -> Iterator[TokenWindow]:
+def _windows(rows: Iterable[TokenRow], size: int, before: Sequence[int]) -> Iterator[TokenWindow]:
     """Yield windows of at most `size` tokens; each has `before` in front."""
     size -= len(before)
-    for document in documents:
-        row = document.tolist()
+    for row in (document.tolist() for document in rows):
         last, start, end, repeated = len(row) - 1, 0, 0, 0
         while end < last:
             end = min(start + size, last)

@@ -9,7 +9,7 @@ next tokens are added as n-grams, which costs nothing.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, islice, takewhile
 from operator import mul
 
@@ -55,17 +55,13 @@ class NGramPool:
 
     def add_text(self, tokens: Sequence[int]) -> None:
         """Add every n-gram of a text, the last one as the freshest."""
-        for ngram in ngrams_of(tokens, self.level):
+        starts = (islice(tokens, start, None) for start in range(self.level))
+        for ngram in zip(*starts, strict=False):
             self.add(ngram)
 
     def after(self, token: int) -> list[tuple[int, ...]]:
         """Return the n-grams that begin with the token, without it, the freshest first."""
         return list(reversed(self._lists.get(token, ())))
-
-
-def ngrams_of(tokens: Sequence[int], level: int) -> Iterator[tuple[int, ...]]:
-    """Yield every run of `level` tokens, in order."""
-    return zip(*(islice(tokens, start, None) for start in range(level)), strict=False)
 
 
 class NGramDrafter(Drafter):
@@ -121,10 +117,13 @@ class NGramSession(DraftSession):
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the n-grams after the last token as one tree, at most `budget` nodes."""
-        self._follow(context.tokens)
+        tokens, size = context.tokens, self._drafter.level - 1
+        if len(tokens) > self._followed:
+            self._pool.add_text(tokens[max(0, self._followed - size) :])
+        self._followed, self._tail = len(tokens), tokens[-size:]
         if budget < 1 or context.remaining < 2:
             return DraftTree.empty()
-        return keep_best(self._tree(context.tokens[-1], context.remaining - 1), budget)
+        return keep_best(self._tree(tokens[-1], context.remaining - 1), budget)
 
     def observe(self, step: Step) -> None:
         """Learn how often the lists hold, and add n-grams of the verified branches."""
@@ -133,14 +132,6 @@ class NGramSession(DraftSession):
             self._look_ahead(step, step.top[:, 0].tolist())
         if self._tail:
             self._tail = [*self._tail, *step.tokens][1 - self._drafter.level :]
-
-    def _follow(self, tokens: list[int]) -> None:
-        """Add the newly committed tokens to the pool, with the newest one."""
-        level = self._drafter.level
-        if len(tokens) > self._followed:
-            self._pool.add_text(tokens[max(0, self._followed - level + 1) :])
-        self._followed = len(tokens)
-        self._tail = tokens[-(level - 1) :]
 
     def _tree(self, root: int, deepest: int) -> DraftTree:
         """Merge the n-grams into one tree; a shared node has the sum of their shares."""

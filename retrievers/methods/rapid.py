@@ -250,9 +250,8 @@ class SteeredText(RowTransform):
         self, distribution: TokenDistribution, logits: Tensor, path: Sequence[int]
     ) -> Tensor:
         """Return the distribution after draft tokens: logits [1, V] -> f64 [1, V]."""
-        return distribution.probabilities(
-            distribution.process(logits, self._context[: self._length], [path])
-        )
+        scores = distribution.process(logits, self._context[: self._length], [path])
+        return distribution.probabilities(scores)
 
     def _model_logits(self, node: int) -> Tensor | None:
         """Return the model's logits [1, V] after a node, None if it cannot read the text."""

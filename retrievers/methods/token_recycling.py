@@ -208,10 +208,8 @@ class NeighbourSession(DraftSession):
         place = self._place
         if place is None:
             return
-        places = [place]
-        for parent, token in zip(
-            step.tree.parents.tolist(), step.tree.tokens.tolist(), strict=True
-        ):
+        places, tree = [place], step.tree
+        for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
             _, older, before = places[parent - ROOT]
             places.append((older, before, token))
         visited = [0, *(node - ROOT for node in step.path)]

@@ -62,10 +62,7 @@ class IndexSearcher(Generic[Text]):
     def search(self, queries: Sequence[Query], k: int) -> list[list[RetrievedPassage]]:
         """Return the k best passages of each query."""
         ranked = self.index.ranked(queries, k, self.mode)
-        return [
-            [RetrievedPassage(hit, number) for number, hit in self.index.hits(each)]
-            for each in ranked
-        ]
+        return [[RetrievedPassage(hit, n) for n, hit in self.index.hits(each)] for each in ranked]
 
     def guess(self, query: Query, known: Sequence[RetrievedPassage]) -> RetrievedPassage | None:
         """Return the known passage with the best score of the search, None without any."""
