@@ -135,18 +135,15 @@ def left_out(path: Path, data: bytes) -> list[str]:
     with parsing(path):
         try:
             archive = ZipFile(BytesIO(data))
-            files = archive.infolist()
-            strict = "_rels/.rels" in archive.namelist() and STRICT in archive.read("_rels/.rels")
+            size, names = sum(file.file_size for file in archive.infolist()), archive.namelist()
+            strict = "_rels/.rels" in names and STRICT in archive.read("_rels/.rels")
         except BadZipFile as error:
             raise DocumentError(f"{path} is a broken {path.suffix} file ({error}).") from error
     if strict:
         raise DocumentError(
             f"{path} is Strict Open XML; save it as an ordinary {path.suffix} file."
         )
-    if (size := sum(file.file_size for file in files)) > MAX_UNPACKED:
+    if size > MAX_UNPACKED:
         raise DocumentError(f"{path} unpacks to {size} bytes, more than {MAX_UNPACKED}.")
-    counts = {
-        part: sum(bool(name.search(file.filename)) for file in files)
-        for part, name in LEFT_OUT.items()
-    }
+    counts = {part: sum(map(bool, map(form.search, names))) for part, form in LEFT_OUT.items()}
     return [f"{count} {part} left out" for part, count in counts.items() if count]

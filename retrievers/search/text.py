@@ -15,9 +15,8 @@ CAPITAL = "A-Z0-9" + "".join(filter(str.isupper, map(chr, range(0xC0, 0x590))))
 # Abbreviations, initials of names and numbers of items: a sentence goes on after them.
 ABBREVIATIONS = r"Mr Mrs Ms Dr Prof St Lt Col Gen Capt Rev Sr Sra Nr Fig vs cf e\.g i\.e [A-HJ-Z]"
 NUMBERS = [r"^\d", r"^\d\d", r"^[a-z]", r"\s\s\d", r"\s\s\d\d"]
-GOES_ON = "".join(
-    rf"(?<!{each}\.)" for each in [rf"\b{w}" for w in ABBREVIATIONS.split()] + NUMBERS
-)
+BEFORE = [rf"\b{each}" for each in ABBREVIATIONS.split()] + NUMBERS
+GOES_ON = "".join(rf"(?<!{each}\.)" for each in BEFORE)
 SENTENCE_BREAK = re.compile(
     rf"(?<=[.!?]){GOES_ON}[\"”’')\]]*\s+(?=[\"“„«‘'(\[¿¡]?[{CAPITAL}])|(?<=[。！？।])"
     r"|\n(?=[ \t]*(?:[-*•–]|#{1,6}|(?:\d{1,3}|[a-z])[.)])[ \t]+\S)",  # of a list, or a heading
