@@ -22,7 +22,8 @@ from ragspec.retrievers.search.dense import (
     StaticEmbedder,
     load_embedder,
 )
-from ragspec.retrievers.search.fusion import CANDIDATES, EQUAL, STATIC, Ranking, fuse_rankings
+from ragspec.retrievers.search.fusion import EQUAL, STATIC, Ranking, fuse_rankings
+from ragspec.retrievers.search.passage_index import CANDIDATES
 from ragspec.retrievers.search.sparse import SparseIndex
 
 CUTS = (1, 5, 20)

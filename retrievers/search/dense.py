@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragspec.errors import InputError, ModelError, RagspecError
+from ragspec.errors import InputError, ModelError
 from ragspec.models.checks import check_embedder
 from ragspec.models.resolve import fingerprint
 from ragspec.retrievers.search.documents import ProgressCallback
@@ -136,8 +136,6 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
     embedder = StaticEmbedder if is_static(model.folder) else SentenceEmbedder
     try:
         return embedder(str(name), model.folder, prints)
-    except RagspecError:
-        raise
     except Exception as error:  # tokenizers and safetensors share no class of errors
         raise ModelError(
             f"{model.folder} cannot be loaded as an embedder ({error}); expected the folder of a "

@@ -18,8 +18,6 @@ from ragspec.errors import InputError
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passages import Passage
 
-CANDIDATES = 100
-
 Ranking = list[tuple[int, float]]
 # Takes a query, and k if it has a parameter of that name; returns (text, score, meta) triples, best
 # first.

@@ -21,15 +21,7 @@ from ragspec.retrievers.search.dense import (
     load_embedder,
 )
 from ragspec.retrievers.search.documents import Document, Paths, ProgressCallback, path_list
-from ragspec.retrievers.search.fusion import (
-    CANDIDATES,
-    EQUAL,
-    STATIC,
-    Hit,
-    Ranking,
-    SearchMode,
-    fuse_rankings,
-)
+from ragspec.retrievers.search.fusion import EQUAL, STATIC, Hit, Ranking, SearchMode, fuse_rankings
 from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Exact, Floats, Nearest
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
 from ragspec.retrievers.search.reranker import RERANKED, Reranker, rerank
@@ -41,6 +33,7 @@ from ragspec.storage.store import OpenStore, is_store, open_store, parsing, publ
 
 KIND = "passages"
 NEAREST = "nearest.faiss"
+CANDIDATES = 100  # fewest results of each list of a fusion
 Ranked = tuple[int, float, dict[str, int]]
 
 
@@ -134,18 +127,16 @@ class PassageIndex:
         documents = tuple(documents)
         passages = split_documents(documents, words)
         texts = [searched_text(documents[p.document], p) for p in passages]
-        by_meaning = None
+        index = None
         if embedder is not None:
             model = load_embedder(embedder)
-            by_meaning = DenseIndex.build(
-                texts, model, kind=dense, known=known, on_progress=on_progress
-            )
+            index = DenseIndex.build(texts, model, kind=dense, known=known, on_progress=on_progress)
         on_progress("indexing words", 0, len(texts))
         titles = [documents[passage.document].title for passage in passages]
         return cls(
             documents,
             passages,
-            dense=by_meaning,
+            dense=index,
             sparse=SparseIndex.build(texts, titles) if sparse and texts else None,
             origin=IndexOrigin(tuple(map(os.path.abspath, path_list(paths))), words=words),
         )

@@ -91,9 +91,7 @@ class Sentence:
         }
 
 
-def rank_sentences(
-    question: str, hits: "Sequence[Hit]", most: int = MOST, *, ranked: bool = True
-) -> list[Sentence]:
+def rank_sentences(question: str, hits: "Sequence[Hit]", *, ranked: bool = True) -> list[Sentence]:
     """Return the sentences of passages that answer best, best first, copies once.
 
     Args:
@@ -107,7 +105,7 @@ def rank_sentences(
     for at in order:
         sentence = Sentence(*places[at][1:], scores[at])
         first.setdefault(sentence.text, sentence)
-    return list(first.values())[:most]
+    return list(first.values())[:MOST]
 
 
 def score_spans(question: str, spans: "Sequence[tuple[Hit, int, int]]") -> list[float]:
