@@ -213,14 +213,12 @@ class Answerer(ABC):
     def _generate(self, prompt: Prompt, question: Question) -> Generation:
         """Generate the text after a prompt; an interrupt of a stream returns the text so far."""
         ids, sampling, stream = list(prompt.token_ids), question.sampling, question.stream
-        options = self._options_over(prompt, question.options)
+        options = self._options(prompt, question.options)
         if stream is not None:
             return drain(self.engine.stream(ids, sampling, **options), stream)
         return cast(Generation, self.engine.generate(ids, sampling, **options))
 
-    def _options_over(
-        self, prompt: Prompt, options: dict[str, Any], first: int = 0
-    ) -> dict[str, Any]:
+    def _options(self, prompt: Prompt, options: dict[str, Any], first: int = 0) -> dict[str, Any]:
         """Return the options over a prompt whose passages are numbered from `first` on."""
         return {
             "stop": self.template.stop,

@@ -20,14 +20,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.prompt import Prompt, clean_question, passage_first
-from ragspec.pipelines.answering.strides import (
-    IN_CALLS,
-    FinalText,
-    PassageWriter,
-    Stride,
-    last_words,
-    tokens_of,
-)
+from ragspec.pipelines.answering.strides import IN_CALLS, FinalText, PassageWriter, Stride, query_of
 from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import joined
@@ -166,7 +159,7 @@ class IterativeRag(Answerer):
         writer = PassageWriter(
             self.engine.without_callbacks(),
             prompt_of,
-            lambda prompt, number: self._options_over(prompt, options, number),
+            lambda prompt, number: self._options(prompt, options, number),
             seeded(question.sampling or Sampling(), "ask()"),
             settings.stride,
             settings.rounds,
@@ -207,7 +200,7 @@ class IterativeRag(Answerer):
                 return " ".join([question, *(each.generation.text for each in before[-1:])])
             if settings.flare is not None and before and before[-1].least >= settings.flare:
                 return None
-            return last_words(tokenizer, question, tokens_of(before), settings.query_tokens)
+            return query_of(tokenizer, question, before, settings.query_tokens)
 
         index = self.retriever
         if isinstance(index, PassageIndex) and index.reranker is None:

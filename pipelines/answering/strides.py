@@ -75,7 +75,7 @@ class PassageWriter:
         if self.rounds is not None:
             return self._round(answer, before), len(before) + 1 >= self.rounds
         more: Options = {"resume_from": tokens_of(before), "stop_after": self.stride}
-        stride = self._generate(answer, before, more)
+        stride = self._text(answer, before, more)
         return stride, stride.generation.finish_reason != "paused"
 
     def _round(self, answer: RetrievedPassage, before: Sequence[Stride]) -> Stride:
@@ -83,12 +83,10 @@ class PassageWriter:
         if answer not in self._answers:
             drafts = before and self.engine.drafter is not None
             more: Options = {"prediction": before[-1].generation.tokens} if drafts else {}
-            self._answers[answer] = self._generate(answer, before, more)
+            self._answers[answer] = self._text(answer, before, more)
         return self._answers[answer]
 
-    def _generate(
-        self, answer: RetrievedPassage, before: Sequence[Stride], more: Options
-    ) -> Stride:
+    def _text(self, answer: RetrievedPassage, before: Sequence[Stride], more: Options) -> Stride:
         """Return the text over a passage, with more options."""
         prompt = self.prompt(answer)
         options: Any = {**more, **self.options(prompt, len(before))}
@@ -101,8 +99,8 @@ def tokens_of(strides: Sequence[Stride]) -> list[int]:
     return [token for stride in strides for token in stride.tokens]
 
 
-def last_words(tokenizer: Tokenizer, question: str, written: Sequence[int], count: int) -> str:
+def query_of(tokenizer: Tokenizer, question: str, strides: Sequence[Stride], count: int) -> str:
     """Return the last `count` tokens of a question and its text, as text; never blank."""
     ids = encode_text(tokenizer, mark_special_tokens(question, tokenizer)).ids
-    text = str(tokenizer.decode([*ids, *written][-count:], skip_special_tokens=True))
+    text = str(tokenizer.decode([*ids, *tokens_of(strides)][-count:], skip_special_tokens=True))
     return text if text.strip() else question

@@ -35,6 +35,7 @@ JINJA = "Expected Jinja over `question` and `passages` (each with number, title 
 # Of 24 prompts, this one had the most right answers that do not mention the prompt
 # (benchmarks/RESULTS.md).
 READ, FULLY = "Read the text and answer the question below.", "Answer in a full sentence."
+Passages = Sequence[tuple[str, str]]  # titles and texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,7 @@ class PromptTemplate:
     template: str | None = None
     system: str | None = None
 
-    def write(
-        self, tokenizer: Tokenizer, question: str, passages: Sequence[tuple[str, str]]
-    ) -> str:
+    def write(self, tokenizer: Tokenizer, question: str, passages: Passages) -> str:
         """Return the prompt over (title, text) passages, as a chat if it can be.
 
         Raises:
@@ -83,12 +82,7 @@ class PromptTemplate:
         return render_chat(tokenizer, turns)
 
     def content(
-        self,
-        question: str,
-        passages: Sequence[tuple[str, str]],
-        *,
-        chat: bool = True,
-        first: int = 1,
+        self, question: str, passages: Passages, *, chat: bool = True, first: int = 1
     ) -> str:
         """Return the user's turn, or without `chat` the prompt; passages count from `first`."""
         question = " ".join(question.split())
@@ -106,7 +100,7 @@ class PromptTemplate:
         closing = f"\n{self.closing}" if self.closing else ""
         return f"{self.instruction}\n\n{template}{closing}"
 
-    def _filled(self, question: str, passages: Sequence[tuple[str, str]], first: int) -> str:
+    def _filled(self, question: str, passages: Passages, first: int) -> str:
         from jinja2 import StrictUndefined
         from jinja2.sandbox import SandboxedEnvironment
 

@@ -29,13 +29,7 @@ from ragspec.pipelines.answering.strides import IN_CALLS, FinalText
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.datastore import Datastore
-from ragspec.retrievers.knn.distributions import (
-    Guessing,
-    Knn,
-    KnnTransform,
-    NeighbourCache,
-    Searching,
-)
+from ragspec.retrievers.knn.distributions import Guessing, Knn, NeighbourCache, Searching
 from ragspec.retrievers.speculation.os3 import StridePlan, StrideSchedule
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import logprob_of
@@ -207,7 +201,7 @@ class KnnText:
         return replace(last, tokens=tokens, report=whole, steps=self._steps, logprobs=scored)
 
     def _write(
-        self, stop_after: int | None, transform: KnnTransform
+        self, stop_after: int | None, transform: Guessing | Searching
     ) -> tuple[Generation, list[int], float]:
         """Continue the text to the end or for some tokens; return the call, these, and its time."""
         began = time.perf_counter()
