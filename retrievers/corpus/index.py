@@ -388,11 +388,8 @@ class CorpusIndex:
     def _check_same(self, catalogue: Catalogue) -> None:
         """Raise StoreError if another process built the corpus again with other parameters."""
         before = self._view.catalogue
-        now, then = (
-            (each.fingerprints.get(TOKENIZER), each.vocab_size, each.depth)
-            for each in (catalogue, before)
-        )
-        if now != then:
+        both = [(e.fingerprints.get(TOKENIZER), e.vocab_size, e.depth) for e in (catalogue, before)]
+        if both[0] != both[1]:
             raise StoreError(
                 f"{self.path} was built again meanwhile, with another tokenizer, vocabulary or "
                 f"depth (now {catalogue.vocab_size} ids sorted to {catalogue.depth} tokens, before "

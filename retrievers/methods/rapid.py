@@ -195,10 +195,8 @@ class SteeredText(RowTransform):
     ) -> None:
         self._taken = self._compared = taken = start.distribution.without_lazy()
         if taken.sampling.greedy:  # compared at temperature 1
-            hot = Sampling(temperature=1.0)
-            self._compared = TokenDistribution(
-                hot, taken.noise, taken.prompt_length, taken.processors
-            )
+            rest = taken.noise, taken.prompt_length, taken.processors
+            self._compared = TokenDistribution(Sampling(temperature=1.0), *rest)
         self._scale = steering.eta * self._compared.sampling.temperature
         self._cache = cache
         self._text = list(prompt)

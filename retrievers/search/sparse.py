@@ -21,6 +21,7 @@ TITLE = 0.3  # weight of the score that a title has among the titles
 FIRST = 5  # letters
 PARTS = "data", "indices", "indptr"
 WORDS = "words.json"
+Parts = Mapping[str, NDArray[np.number]]
 FILES = (WORDS, *(f"{name}.npy" for name in PARTS))
 
 
@@ -47,9 +48,7 @@ class SparseIndex:
             `indices` there.
     """
 
-    def __init__(
-        self, numbers: Mapping[str, int], parts: Mapping[str, NDArray[np.number]], count: int
-    ) -> None:
+    def __init__(self, numbers: Mapping[str, int], parts: Parts, count: int) -> None:
         self._numbers, self._parts, self._count = numbers, parts, count
 
     @classmethod
@@ -67,7 +66,7 @@ class SparseIndex:
             shared = np.isin(keys, known)
             scores[shared] += TITLE * title_scores[np.searchsorted(known, keys[shared])]
         ends = np.searchsorted(terms, np.arange(len(numbers) + 1))
-        parts: dict[str, NDArray[np.number]] = {"data": scores, "indices": passages, "indptr": ends}
+        parts: Parts = {"data": scores, "indices": passages, "indptr": ends}
         return cls(dict(numbers), parts, len(texts))
 
     def search(self, query: str, k: int) -> list[tuple[int, float]]:

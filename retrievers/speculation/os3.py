@@ -163,10 +163,6 @@ class StrideSchedule:
         strides = (1.0 - right) / (1.0 - self.chance)
         return strides / max(plan.strides * a + b - right * shared * min(a, b), 1e-9)
 
-    def gain(self, plan: StridePlan) -> float:
-        """Return the expected speedup of a plan over checking each stride."""
-        return self.rate(plan) / self.rate(StridePlan())
-
     def next(self) -> StridePlan:
         """Return the plan of the highest rate, one stride if the gain is too small."""
         if self.fixed is not None:
@@ -177,7 +173,7 @@ class StrideSchedule:
         choices = (False, True) if self.overlap is None else (self.overlap,)
         plans = [StridePlan(n, each) for each in choices for n in range(1, self.most + 1)]
         best = max(plans, key=self.rate)  # of equal rates the smallest plan
-        if self.gain(best) < LEAST_GAIN:
+        if self.rate(best) / self.rate(StridePlan()) < LEAST_GAIN:
             self.gated += 1
             return StridePlan(guesses=self.gated % GLANCE == 0)
         self.gated = 0
