@@ -100,11 +100,7 @@ def copied_characters(prompt: Prompt, steps: Iterable[Step]) -> set[tuple[int, i
     """Return the passage and the first character of every token that a draft copied from one."""
     chars = {span[2]: each for span, each in zip(prompt.spans, prompt.chars, strict=True)}
     origins = (step.tree.origin[node].tolist() for step in steps for node in accepted_of(step))
-    return {
-        (hit, chars[hit][token][0])
-        for hit, token in origins
-        if 0 <= token < len(chars.get(hit, ()))
-    }
+    return {(hit, chars[hit][at][0]) for hit, at in origins if 0 <= at < len(chars.get(hit, ()))}
 
 
 def quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
@@ -193,20 +189,13 @@ def find_evidence(
     text = generation.text
     citations = tuple(cite(text, prompt, generation.steps))
     claim = short or claim_of(text, citations)
-    every = (*quoted_sentences(question, citations, prompt), *sentences)
+    spans = [(prompt.hits[c.passage - prompt.first], c.start, c.end) for c in citations]
+    scores = score_spans(question, spans)
+    every = [*(Sentence(*span, n) for span, n in zip(spans, scores, strict=True)), *sentences]
     speaking = sorted((s for s in every if s.score >= LEAST_SUPPORT), key=lambda s: -s.score)
     by = next((each for each in speaking if supports(each, claim, question)), None)
     quoted = Support.QUOTED if citations else Support.UNSUPPORTED
     return citations, Support.SUPPORTED if by else quoted, by
-
-
-def quoted_sentences(
-    question: str, citations: Iterable[Citation], prompt: Prompt
-) -> Iterator[Sentence]:
-    """Yield the quotations of an answer with their scores."""
-    spans = [(prompt.hits[c.passage - prompt.first], c.start, c.end) for c in citations]
-    for span, score in zip(spans, score_spans(question, spans), strict=True):
-        yield Sentence(*span, score)
 
 
 def supports(neighbours: Sentence, claim: str, question: str) -> bool:

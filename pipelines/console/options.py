@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, cas
 from typer import Option
 
 from ragspec.errors import InputError
-from ragspec.models.checks import (
-    check_adapter,
-    check_embedder,
-    check_place,
-    check_reranker,
-    check_runtime,
-)
+from ragspec.models import checks as models
 from ragspec.models.vocabulary import check_saved_draft
 from ragspec.pipelines.answering.template import find_template
 from ragspec.pipelines.console import checks
@@ -56,7 +50,7 @@ class PlaceOptions:
     )
 
     def __post_init__(self) -> None:
-        check_place(self.device)
+        models.check_place(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +75,15 @@ class EngineOptions(PlaceOptions):
     )
 
     def __post_init__(self) -> None:
-        check_place(self.device, self.device_map)
-        check_runtime(self.runtime, self.device, self.dtype, self.static)
+        models.check_place(self.device, self.device_map)
+        models.check_runtime(self.runtime, self.device, self.dtype, self.static)
         checks.check_budget(self.budget)
         drafters = split(self.drafter)
         if not drafters:
             raise InputError(f"got drafter {self.drafter!r}; expected names, or none.")
         checks.check_drafters(drafters)
         if self.adapter is not None:
-            check_adapter(self.adapter)
+            models.check_adapter(self.adapter)
         checks.check_model(self.model)
         if self.draft_model is not None:
             check_saved_draft(self.draft_model, self.model)
@@ -240,9 +234,9 @@ class SearchOptions:
         checks.check_paths(*self.docs)
         checks.check_store(self.index, "passages")
         if self.embedder is not None:
-            check_embedder(self.embedder)
+            models.check_embedder(self.embedder)
         if self.reranker is not None:
-            check_reranker(self.reranker)
+            models.check_reranker(self.reranker)
         if self.index is not None and len(self.docs) > 1:
             raise InputError(
                 f"Expected documents, or one index alone, got the index {self.index} among "
