@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ragspec.errors import DocumentError, pluralize
 from ragspec.retrievers.formats.encodings import TERMINAL, Extract, clean, decode, joined
@@ -51,9 +50,9 @@ def record(source: str) -> Extract:
     return Extract(text, title, ((0, title),) if title else ())
 
 
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     """Return an object, with a list of the values for a key that occurs several times."""
-    values = dict[str, list[Any]]()
+    values = dict[str, list[object]]()
     for key, value in pairs:
         values.setdefault(key, []).append(value)
     return {key: each if len(each) > 1 else each[0] for key, each in values.items()}
@@ -109,7 +108,7 @@ def read_notebook(path: Path, data: bytes) -> Extract:
     return replace(joined(parts, title, "cell"), notes=notes)
 
 
-def output_text(forms: dict[str, Any]) -> str:
+def output_text(forms: dict[str, object]) -> str:
     """Return the text of an output: a table of its page, else its plain text, else an error.
 
     Plain text that only names an object yields to the other forms.

@@ -9,14 +9,13 @@ learns nothing from a text, so it cannot reveal another.
 from bisect import bisect_left
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import StoreError
+from ragspec.retrievers.indexes.suffix_array import TokenRow
 from ragspec.retrievers.methods.token_recycling import NeighbourRow, Place, grow, last_place
 from ragspec.storage.filesystem import expect_path, unreadable
 from ragspec.trees.draft_tree import DraftTree
@@ -97,7 +96,7 @@ class NextTokenDrafter(Drafter):
         return None
 
 
-def _are_sound(keys: NDArray[Any], tokens: NDArray[Any], chances: NDArray[Any]) -> bool:
+def _are_sound(keys: TokenRow, tokens: TokenRow, chances: TokenRow) -> bool:
     """Return whether the fields of a table have their types, shapes and orders."""
     kinds = keys.dtype == "<u8" and tokens.dtype in ("<u2", "<u4") and chances.dtype == "u1"
     shapes = keys.ndim == 1 and len(keys) > 0 and tokens.ndim == 2 and tokens.shape == chances.shape
