@@ -57,8 +57,7 @@ class AskOptions:
         expect_question(checks.checked_text(self.question), "-")
         if not self.documents.docs:
             raise InputError(
-                "Expected --docs, got none: --docs PATH reads documents, or opens what `ragspec "
-                "index` built."
+                "Expected --docs, got none. It reads documents or opens what `ragspec index` built."
             )
 
 

@@ -77,8 +77,7 @@ def remove(
                     shutil.rmtree(path)
                 except OSError as error:
                     raise ModelError(
-                        f"{path} cannot be deleted ({error.strerror}); expected a folder that can "
-                        "be written."
+                        f"{path} cannot be deleted ({error.strerror}); expected a writable folder."
                     ) from error
                 terminal.line(f"deleted {path}")
 

@@ -240,8 +240,7 @@ def mark(tokenizer: Tokenizer, attribute: str, name: str = "") -> str:
     if name not in tokenizer.get_vocab():
         lacking = f"{attribute} and without {name}" if name else attribute
         raise InputError(
-            f"got a tokenizer without {lacking}; expected the tokenizer that the image model came "
-            "with."
+            f"got a tokenizer without {lacking}; expected the one that the image model came with."
         )
     return name
 

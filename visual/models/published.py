@@ -101,9 +101,8 @@ class WeightLayout:
         wrong = [name for name, ours in names.items() if not weights[ours].isfinite().all()]
         if wrong:
             raise ModelError(
-                f"{origin} holds {', '.join(wrong[:3])} with values that are not finite numbers; "
-                "expected floats without NaN and infinity. Copy it again, or load it in a wider "
-                "dtype."
+                f"{origin} holds {', '.join(wrong[:3])} with values that are not finite; expected "
+                "finite floats. Copy it again, or load it in a wider dtype."
             )
         for ours, each in weights.items():
             # A kernel other than 1 x 1 becomes too wide, so that it is refused below.
@@ -120,8 +119,7 @@ class WeightLayout:
         if heads is None and width not in self.heads:
             raise InputError(
                 f"the model has a width of {width}, which is none of the published ones, and "
-                "weights do not tell their heads; expected num_attention_heads. Pass it as it was "
-                "trained."
+                "weights do not tell their heads; expected num_attention_heads as it was trained."
             )
         return checked_count(self.heads[width] if heads is None else heads, "num_attention_heads")
 

@@ -136,6 +136,5 @@ def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | str | No
         shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # `save_file` writes for the owner alone
     except (OSError, SafetensorError) as error:  # the latter for a full disk
         raise StoreError(
-            f"the head cannot be written to {folder} ({error}); expected a folder on a disk "
-            "with room."
+            f"the head cannot be written to {folder} ({error}); expected a disk with room."
         ) from error

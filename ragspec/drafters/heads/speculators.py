@@ -49,8 +49,7 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     markov = config.get("markov_head_type")
     if markov not in (None, "vanilla") and any(name.startswith("markov_head.") for name in names):
         raise UnsupportedModelError(
-            f"{checkpoint.folder} holds a Markov head of type {markov!r}; expected 'vanilla'. Use "
-            "a head of that type."
+            f"{checkpoint.folder} holds a Markov head of type {markov!r}; expected 'vanilla'."
         )
     state = checkpoint.state(KINDS[kind][1], names)
     inner: dict[str, Any] = part_of(config, "transformer_layer_config", dict)

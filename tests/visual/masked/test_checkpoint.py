@@ -85,7 +85,7 @@ def test_files_and_heads_that_cannot_be_are_refused(tmp_path: Path) -> None:
     file = tiny_masked.file(tmp_path / "mar.pth")
     with pytest.raises(ModelNotFoundError):
         load_mar(tmp_path / "no.pth")
-    with pytest.raises(InputError, match=r"width of 12.*Pass it as it was trained"):
+    with pytest.raises(InputError, match=r"width of 12.*heads as it was trained"):
         load_mar(file)
     with pytest.raises(InputError, match="5 attention heads for a width of 12"):
         load_mar(file, num_attention_heads=5)
