@@ -72,22 +72,19 @@ def show(findings: dict[str, Any], terminal: Terminal) -> None:
     """Show the findings as tables."""
     device = findings["device"]
     memory = f", {device['memory_gib']} GiB" if device["memory_gib"] else ""
-    terminal.table(
-        "This machine",
-        ["what", "value"],
-        [
-            ("ragspec", findings["ragspec"]),
-            ("Python", f"{findings['python']} at {sys.executable}"),
-            ("platform", findings["platform"]),
-            ("device", f"{device['type']} ({device['name']}{memory})"),
-            ("threads", str(device["threads"])),
-            ("dtype by default", device["dtype"]),
-            ("instructions", device["instructions"] or "the accelerator's"),
-            ("Llama-like models run on", device["runtime"]),
-            ("packed weights of others", "oneDNN's" if device["packed_weights"] else "no"),
-            ("cache", findings["cache"]),
-        ],
-    )
+    rows = [
+        ("ragspec", findings["ragspec"]),
+        ("Python", f"{findings['python']} at {sys.executable}"),
+        ("platform", findings["platform"]),
+        ("device", f"{device['type']} ({device['name']}{memory})"),
+        ("threads", str(device["threads"])),
+        ("dtype by default", device["dtype"]),
+        ("instructions", device["instructions"] or "the accelerator's"),
+        ("Llama-like models run on", device["runtime"]),
+        ("packed weights of others", "oneDNN's" if device["packed_weights"] else "no"),
+        ("cache", findings["cache"]),
+    ]
+    terminal.table("This machine", ["what", "value"], rows)
     rows = [(name, number or "not installed") for name, number in findings["packages"].items()]
     terminal.table("Packages", ["package", "version"], rows)
     if findings["missing"]:

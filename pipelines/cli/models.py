@@ -35,9 +35,7 @@ def models(context: typer.Context, json: o.JsonOption = False) -> None:
     terminal.json({"models": records})
     columns = ["name", "parameters", "context", "licence", "where"]
     terminal.table("Models that can be named", columns, [_row(each) for each in records])
-    terminal.note(
-        "Also: the path of a folder that save_pretrained made or of a GGUF file, and hub ids."
-    )
+    terminal.note("Also: paths of GGUF files and folders that save_pretrained made, and hub ids.")
 
 
 @app.command()

@@ -103,9 +103,7 @@ Content = Text | Annotated[list[Part], Field(max_length=1000)]
 
 def text_of(content: str | list[Part] | None) -> str:
     """Return the text of a content, its parts joined."""
-    if isinstance(content, list):
-        return "".join(part.text for part in content)
-    return content or ""
+    return "".join(part.text for part in content) if isinstance(content, list) else content or ""
 
 
 class Message(Body):

@@ -35,6 +35,13 @@ class _Layout(NamedTuple):
     settings: dict[str, Any]
 
 
+_QWEN_NAMES = {
+    "layers.0.": "layers.layers.0.",
+    "fc.": "fc.",
+    "pre_fc_norm_embedding.": "embedding_norm.",
+    "pre_fc_norm_hidden.": "state_norm.",
+    "norm.": "norm.",
+}
 MIMO_NAMES = {
     "": "layers.layers.0.",
     "input_proj.": "fc.",
@@ -42,39 +49,24 @@ MIMO_NAMES = {
     "hidden_layernorm.": "state_norm.",
     "final_layernorm.": "norm.",
 }
+_DEEPSEEK_NAMES = {
+    "": "layers.layers.0.",
+    "eh_proj.": "fc.",
+    "enorm.": "embedding_norm.",
+    "hnorm.": "state_norm.",
+    "shared_head.norm.": "norm.",
+    "shared_head.head.": "output.",
+    "embed_tokens.": "embedding.",
+}
 LAYOUTS = (
-    _Layout(
-        "mtp.",
-        {
-            "layers.0.": "layers.layers.0.",
-            "fc.": "fc.",
-            "pre_fc_norm_embedding.": "embedding_norm.",
-            "pre_fc_norm_hidden.": "state_norm.",
-            "norm.": "norm.",
-        },
-        r"mtp\.layers\.[1-9]",
-        {"feeds_norm": True},
-    ),
+    _Layout("mtp.", _QWEN_NAMES, r"mtp\.layers\.[1-9]", {"feeds_norm": True}),
     _Layout(
         "model.mtp_layers.0.",
         MIMO_NAMES,
         r"model\.mtp_layers\.[1-9]",
         {"feeds_norm": True, "state_first": True},
     ),
-    _Layout(
-        "model.layers.{n}.",
-        {
-            "": "layers.layers.0.",
-            "eh_proj.": "fc.",
-            "enorm.": "embedding_norm.",
-            "hnorm.": "state_norm.",
-            "shared_head.norm.": "norm.",
-            "shared_head.head.": "output.",
-            "embed_tokens.": "embedding.",
-        },
-        r"model\.layers\.{more}\.",
-        {},
-    ),
+    _Layout("model.layers.{n}.", _DEEPSEEK_NAMES, r"model\.layers\.{more}\.", {}),
 )
 
 
