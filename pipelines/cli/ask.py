@@ -151,13 +151,12 @@ def ask_and_show(
     from ragspec.pipelines.answering.answerer import NEW_TOKENS
 
     text, question = options.text, options.question
-    most = text.sampling.max_new_tokens or NEW_TOKENS
+    arguments = {**arguments, "max_new_tokens": text.sampling.max_new_tokens or NEW_TOKENS}
 
     def write(
         engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
     ) -> Result:
-        more = {"max_new_tokens": most, "stream": on_text, "on_read": on_read}
-        every: dict[str, Any] = arguments | more
+        every: dict[str, Any] = {**arguments, "stream": on_text, "on_read": on_read}
         if not plain:
             every["on_search"] = lambda result: note_sentences(result.sentences, terminal)
         reply = over(engine, plain).ask(question, sampling, **every)

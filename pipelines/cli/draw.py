@@ -90,9 +90,7 @@ class DrawOptions:
         check_place(self.settings().get("device", "auto"))
         check_dtype(self.settings().get("dtype", "auto"))
         if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
-            raise InputError(
-                f"Expected --seed of 64 bits, {LEAST_SEED} to {MOST_SEED}, got {self.seed}."
-            )
+            raise InputError(f"Expected --seed from {LEAST_SEED} to {MOST_SEED}, got {self.seed}.")
         if {"", "none"} & set(self.drafters):
             raise InputError(
                 f"Expected --drafter auto, jacobi, model, head or a folder, several joined by +, "

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from ragspec.pipelines.server.errors import SIZE, STORE, TEXT, TOKEN, ApiError
 
-MOST_STOPS, MOST_SAMPLES, MOST_PROMPTS, MOST_DOCUMENTS = 16, 16, 64, 256
+MOST_STOPS, MOST_SAMPLES, MOST_PROMPTS, MOST_DOCS = 16, 16, 64, 256
 MOST_IGNORED, LONGEST_NAME = 32, 100
 LONGEST = 1 << 20  # characters of a text, or tokens of a list
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})
@@ -184,9 +184,7 @@ class ChatRequest(TextRequest):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: Annotated[list[DocumentText | Filled], Field(max_length=MOST_DOCUMENTS)] | None = (
-        None
-    )
+    documents: Annotated[list[DocumentText | Filled], Field(max_length=MOST_DOCS)] | None = None
 
 
 class CompletionRequest(TextRequest):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import nan
 
 import torch
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
@@ -21,16 +22,16 @@ from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.training.batches import StateRead
 from ragspec.verification.causal import CausalTarget
 
-Output = Callable[[torch.Tensor], torch.Tensor]
+Output = Callable[[Tensor], Tensor]
 
 
-def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
+def frozen_output(target: CausalTarget, tokens: Tensor | None) -> Output:
     """Return a function with frozen weights from states to logits f32, of all tokens or some."""
     module = target.output_head if tokens is None else output_rows(target, tokens)
     weights = {name: value.detach() for name, value in module.named_parameters()}
 
-    def logits(states: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = functional_call(module, weights, (states.to(target.dtype),))
+    def logits(states: Tensor) -> Tensor:
+        output: Tensor = functional_call(module, weights, (states.to(target.dtype),))
         return output.float()
 
     return logits
@@ -46,7 +47,7 @@ class Teacher:
 
     def __init__(self, target: CausalTarget, head: DraftHead) -> None:
         self.output = frozen_output(target, head.tokens)
-        self.mask: torch.Tensor | None = None
+        self.mask: Tensor | None = None
         if (token := head.config.mask_token) is not None:
             with torch.no_grad():
                 mask = head.embed(target, torch.tensor([[token]], device=target.device))
@@ -60,13 +61,8 @@ def head_output(head: DraftHead, output: Output, number: int = 0) -> Output:
 
 
 def head_loss(
-    head: DraftHead,
-    teacher: Teacher,
-    read: StateRead,
-    *,
-    noise: torch.Tensor | float = 0.0,
-    depth: int = 1,
-) -> tuple[torch.Tensor, float]:
+    head: DraftHead, teacher: Teacher, read: StateRead, *, noise: Tensor | float = 0.0, depth: int
+) -> tuple[Tensor, float]:
     """Return the loss, and the share of places where head and target agree in round one.
 
     The loss compares the head's tokens. Head and target agree if their best tokens are equal.
@@ -101,11 +97,7 @@ def head_loss(
 
 
 def rounds(
-    head: DraftHead,
-    read: StateRead,
-    noise: torch.Tensor | float,
-    depth: int,
-    mask: torch.Tensor | None = None,
+    head: DraftHead, read: StateRead, noise: Tensor | float, depth: int, mask: Tensor | None = None
 ) -> Iterator[HeadStates]:
     """Yield the head's output [R, n, H] of each round, n = T - 1, or of each slot.
 
@@ -143,9 +135,7 @@ def rounds(
         inputs = torch.cat([before[:, start : start + 1], fed[:, :-1]], 1)
 
 
-def round_mask(
-    n: int, count: int, device: torch.device | str = "cpu", start: int = 0
-) -> torch.Tensor:
+def round_mask(n: int, count: int, device: torch.device | str = "cpu", start: int = 0) -> Tensor:
     """Return the attention mask of all rounds, bool [m, m] with m = n + (count - 1) * (n - start).
 
     Place i of round k sees the places of round 0 up to i - k, and place i - (k - e) of each round e

@@ -272,9 +272,7 @@ def prompt_table(
     size = embedding.weight.shape[0]
     wrong = [token for row in rows for token in row if not 0 <= token < size]
     if wrong:
-        raise InputError(
-            f"got a prompt with the token id {wrong[0]}; expected ids from 0 to {size - 1}."
-        )
+        raise InputError(f"got the token id {wrong[0]} in a prompt; expected 0 to {size - 1}.")
     count, length = len(prompts), max(map(len, rows))
     padding = [length - len(row) for row in rows]
     padded = [[row[0]] * pad + row for row, pad in zip(rows, padding, strict=True)]

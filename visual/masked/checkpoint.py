@@ -50,9 +50,7 @@ def load_mar(
             or weights that are not finite.
         InputError: The number of heads is unknown or impossible.
     """
-    model = _LAYOUT.load(
-        path, lambda each, *_: MaskedModel(_config(each, num_attention_heads)), dtype
-    )
+    model = _LAYOUT.load(path, lambda w, *_: MaskedModel(_config(w, num_attention_heads)), dtype)
     model.config.dtype = model.dtype
     return model
 

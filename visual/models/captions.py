@@ -104,9 +104,7 @@ class TextEncoder:
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> list[Tensor]:
         """Return the features [n, d] of each text, one per token including the end token."""
-        read = self.tokenizer(
-            list(texts), add_special_tokens=True, padding=True, return_tensors="pt"
-        )
+        read = self.tokenizer(list(texts), padding=True, return_tensors="pt")
         _warn_of_length(read.attention_mask.sum(1).tolist(), self.length)
         ids, mask = (part[:, : self.length] for part in (read.input_ids, read.attention_mask))
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)

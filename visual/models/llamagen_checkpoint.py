@@ -85,11 +85,7 @@ def load_llamagen(
 
 
 def _config(
-    weights: Tensors,
-    table: Tensor | None,
-    settings: object,
-    grid_size: int | None,
-    heads: int | None,
+    weights: Tensors, table: Tensor | None, settings: object, side: int | None, heads: int | None
 ) -> LlamaGenConfig:
     """Return the configuration of a model, read off its weights where they determine it.
 
@@ -102,8 +98,8 @@ def _config(
     length = 1 if captions is None else len(captions)
     if table is not None and (table.ndim < 2 or not table.numel()):
         table = None
-    if grid_size is None:
-        grid_size = _side(table, settings, length)
+    if side is None:
+        side = _side(table, settings, length)
     if heads is None and table is not None:
         heads = max(1, hidden // (2 * table.shape[1]))
     heads = _LAYOUT.checked_heads(heads, hidden)
@@ -117,7 +113,7 @@ def _config(
         num_attention_heads=heads,
         num_key_value_heads=max(1, groups),
         intermediate_size=weights["layers.0.feed_forward.down_proj.weight"].shape[1],
-        grid_size=checked_count(grid_size, "grid_size"),
+        grid_size=checked_count(side, "grid_size"),
         condition="class" if captions is None else "features",
         num_classes=1000 if classes is None else classes.numel() // hidden - 1,
         condition_length=length,

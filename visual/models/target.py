@@ -151,9 +151,8 @@ class ImageTarget(CausalTarget):
         if prefill and bool(logits.isnan().any()):  # later ones would cost a wait each
             name = self.model.name_or_path or "the image model"
             check_finite(logits, f"{name} returned logits")
-        return self._guided(
-            logits, positions[:, -keep:] if isinstance(keep, int) else positions[:, keep]
-        )
+        queries = slice(-keep, None) if isinstance(keep, int) else keep
+        return self._guided(logits, positions[:, queries])
 
     def placed(self, positions: Tensor, hidden: Sequence[int]) -> Tensor:
         """Return the model's positions of what the cache has at positions i64 [R, n].

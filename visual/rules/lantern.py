@@ -172,12 +172,7 @@ class RelaxedWalk(Rule):
         return next((each for each in near if code in self.related(each, p)), None)
 
     def _shares(
-        self,
-        drafted: Sequence[int],
-        eligible: Sequence[int],
-        code: int,
-        p: Distribution,
-        left: float,
+        self, drafted: list[int], eligible: Sequence[int], code: int, p: Distribution, left: float
     ) -> tuple[int | None, float]:
         """Return the drafted code that stands for the target's, and the mass of all replaced codes.
 

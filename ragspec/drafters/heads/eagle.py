@@ -56,7 +56,6 @@ def layer_settings(config: dict[str, object], names: set[str]) -> dict[str, obje
 
 def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return the configuration and the tensors of a head of EAGLE-1 in this layout."""
-    config = {name: head.config.layers[name] for name in head.config.layers if name != "model_type"}
-    config |= {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama"}
+    config = dict(head.config.layers, architectures=["LlamaForCausalLMEagle"], model_type="llama")
     config |= {"vocab_size": head.config.vocab_size, "bias": head.config.bias}
     return config, to_file(head, NAMES)
