@@ -218,14 +218,14 @@ def _is_one(value: object) -> bool:
     return isinstance(plain, str | bytes) or not hasattr(plain, "__iter__")
 
 
-def checked_texts(texts: list[Any]) -> list[str]:
+def checked_texts(texts: Sequence[object]) -> list[str]:
     """Return the prompts; raise InputError if one is empty or no text."""
     for text in texts:
         if not isinstance(text, str) or not text.strip():
             raise InputError(
                 f"got the prompt {text!r}; expected a few words such as 'red heart', not nothing."
             )
-    return [well_formed(text) for text in texts]
+    return [well_formed(str(text)) for text in texts]
 
 
 def negatives_of(negative: Sequence[object] | None, prompts: int) -> list[str]:

@@ -175,7 +175,7 @@ def size_of(settings: Mapping[str, object], name: str) -> int:
     return size
 
 
-def part_of(settings: Mapping[str, Any], name: str, kind: type[T]) -> T:
+def part_of(settings: Mapping[str, object], name: str, kind: type[T]) -> T:
     """Return a part of a configuration, an empty one for none; refuse one of another type."""
     part = settings.get(name) or kind()
     if not isinstance(part, kind):
@@ -184,7 +184,7 @@ def part_of(settings: Mapping[str, Any], name: str, kind: type[T]) -> T:
     return part
 
 
-def taps_at(settings: Mapping[str, Any], name: str, after: int = 0) -> tuple[int, ...]:
+def taps_at(settings: Mapping[str, object], name: str, after: int = 0) -> tuple[int, ...]:
     """Return the taps in a list of layers in a configuration; none without the list.
 
     Args:
