@@ -143,9 +143,8 @@ class ImageStats:
         """The share of judged latents that were accepted; None without drafts of latents."""
         if self.outcomes is None:
             return None
-        accepted = int((self.outcomes == OUTCOMES.index("accepted")).sum())
         judged = int((self.outcomes > 0).sum())
-        return accepted / judged if judged else None
+        return int((self.outcomes == OUTCOMES.index("accepted")).sum()) / judged if judged else None
 
     @property
     def distance_mean(self) -> float | None:

@@ -121,9 +121,8 @@ class ImagePipeline:
         check_number(len(self.source.parts), self.rule)
         self.draft: Any = self.source.first(MODEL)
         self.family.settle(self.rule, self.source.name, nodes)
-        self.rule_name = self._saved_rule or self.rule.name
-        if self.source.name is None:
-            self.rule_name = kind.plain_rule or self.rule_name
+        plain = kind.plain_rule if self.source.name is None else None
+        self.rule_name = plain or self._saved_rule or self.rule.name
         self._options, self._bar = options, dict[str, Any]()
 
     @classmethod
@@ -155,9 +154,8 @@ class ImagePipeline:
             ModelError: A model or the saved settings do not load; further errors as the class.
         """
         dtype = settings.pop("torch_dtype", None) or dtype
-        offline = bool(settings.pop("local_files_only", False))
         lora = settings.pop("lora", None)
-        folder = find_folder(name, offline)
+        folder = find_folder(name, bool(settings.pop("local_files_only", False)))
         if family is None and folder.target.is_file():
             raise InputError(
                 f"got the file {folder.target.name} without a family; expected family='llamagen' "

@@ -94,8 +94,7 @@ def generate(options: GenerateOptions) -> None:
     with terminal.working("loading the model"):
         engine = text.engine.load_engine(text.stores)
         system = [] if options.system is None else [{"role": "system", "content": options.system}]
-        turns = [*system, {"role": "user", "content": content}]
-        prompt = turns if options.chat else content
+        prompt = [*system, {"role": "user", "content": content}] if options.chat else content
         if text.output.compare:
             engine.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
             engine.prefix_cache.clear()

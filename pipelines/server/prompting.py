@@ -138,10 +138,9 @@ def _limit(
     options: Options, ids: Sequence[int], new: int | None, engine: Engine, source: str
 ) -> None:
     """Set the limit of new tokens, None and -1 for the rest; `source` is the prompt's field."""
-    rest = (engine.target.max_length or LONGEST) - len(ids)
     count = new if new is not None and new > 0 else None
     check_length(len(ids), count or 1, engine.target.max_length, (source, "max_new_tokens"))
-    options["max_new_tokens"] = count or rest
+    options["max_new_tokens"] = count or (engine.target.max_length or LONGEST) - len(ids)
 
 
 def _search(body: ChatRequest, question: str, documents: DocQA) -> SearchResult:

@@ -30,10 +30,9 @@ def serve(load: Callable[[], Serving], settings: ServerSettings, listening: sock
     The server listens while `load` loads models, documents and stores, and raises its errors.
     """
     loading: Future[Serving] = Future()
-    app = build_app(loading, settings)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     log.setLevel(logging.INFO)
-    server = Server(app, settings)
+    server = Server(build_app(loading, settings), settings)
 
     def begin() -> None:
         try:

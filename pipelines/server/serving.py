@@ -108,10 +108,9 @@ class Serving:
             store: Name of a store, None for none, a boolean for all of them.
         """
         names = self.default[0] if drafter is None else _as_names(drafter)
-        nodes = self.default[1] if budget is None else budget
         stores = () if store is None else (store,) if isinstance(store, str) else (*self.stores,)
         expect_known("store", stores, self.stores)
-        return self._engines(tenant, names, nodes, stores)
+        return self._engines(tenant, names, self.default[1] if budget is None else budget, stores)
 
     def _create(
         self, tenant: str, names: Sequence[str], budget: str | int, stores: tuple[str, ...]

@@ -205,16 +205,12 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         self.z_proj = nn.Linear(config.latent_dim, hidden)
         self.z_proj_ln = nn.LayerNorm(hidden, eps=EPS)
         self.encoder_pos_embed_learned = _table(config.buffer_size + places, hidden)
-        self.encoder_blocks = nn.ModuleList(
-            _MaskedLayer(config) for _ in range(config.encoder_layers)
-        )
+        self.encoder_blocks = nn.ModuleList(map(_MaskedLayer, [config] * config.encoder_layers))
         self.encoder_norm = nn.LayerNorm(hidden, eps=EPS)
         self.decoder_embed = nn.Linear(hidden, hidden)
         self.mask_token = _table(1, hidden)
         self.decoder_pos_embed_learned = _table(config.buffer_size + places, hidden)
-        self.decoder_blocks = nn.ModuleList(
-            _MaskedLayer(config) for _ in range(config.decoder_layers)
-        )
+        self.decoder_blocks = nn.ModuleList(map(_MaskedLayer, [config] * config.decoder_layers))
         self.decoder_norm = nn.LayerNorm(hidden, eps=EPS)
         self.diffusion_pos_embed_learned = _table(places, hidden)
         head = NoiseHead(config.latent_dim, hidden, config.head_width, config.head_layers)

@@ -214,11 +214,10 @@ class MaskedSampler:
         rows, count = selection.shape
         picked = selection.to(states.device).repeat(self.copies, 1)[..., None]
         states = states.gather(1, picked.expand(-1, -1, states.shape[-1]))
-        kind = torch.promote_types(states.dtype, torch.float32)
         pairs = zip(noises, selection.tolist(), strict=True)
         sizes = self.schedule.steps, self.model.config.latent_dim
         noise = torch.cat([path_noise(one, places, *sizes) for one, places in pairs])
-        noise = noise.to(states.device, kind)
+        noise = noise.to(states.device, torch.promote_types(states.dtype, torch.float32))
         sampler = NoiseSampler(self.model, self.schedule, scale, self.temperature)
         conditioning = sampler.conditioning(
             states.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3)

@@ -166,7 +166,6 @@ def convolution_sizes(weights: Tensors) -> dict[str, object]:
         return each is not None and each.ndim == 4
 
     levels = list(takewhile(lambda level: there(level, 0), count()))
-    layers = list(takewhile(lambda layer: there(0, layer), count()))
     widths = tuple(len(weights[block.format(i, 0)]) for i in levels)
     if any(width % _GROUPS or not width for width in widths):
         raise ModelError(
@@ -184,7 +183,7 @@ def convolution_sizes(weights: Tensors) -> dict[str, object]:
         "down_block_types": kinds("encoder.down_blocks", "DownEncoderBlock2D"),
         "up_block_types": kinds("decoder.up_blocks", "UpDecoderBlock2D"),
         "block_out_channels": widths,
-        "layers_per_block": len(layers),
+        "layers_per_block": len(list(takewhile(lambda layer: there(0, layer), count()))),
         "norm_num_groups": _GROUPS,
     }
 

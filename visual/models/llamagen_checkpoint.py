@@ -104,14 +104,13 @@ def _config(
         heads = max(1, hidden // (2 * table.shape[1]))
     heads = _LAYOUT.checked_heads(heads, hidden)
     rows = len(weights["layers.0.attention.qkv_proj.weight"])
-    groups = (rows // max(1, hidden // heads) - heads) // 2
     classes = weights.get("class_embedding.weight")
     return LlamaGenConfig(
         vocab_size=book,
         hidden_size=hidden,
         num_hidden_layers=count_blocks(weights, "layers"),
         num_attention_heads=heads,
-        num_key_value_heads=max(1, groups),
+        num_key_value_heads=max(1, (rows // max(1, hidden // heads) - heads) // 2),
         intermediate_size=weights["layers.0.feed_forward.down_proj.weight"].shape[1],
         grid_size=checked_count(side, "grid_size"),
         condition="class" if captions is None else "features",

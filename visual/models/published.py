@@ -34,14 +34,13 @@ _TELLING = {  # weights that tell the kind of a file
 
 def by_patterns(*patterns: tuple[str, str]) -> Callable[[Iterable[str]], dict[str, str]]:
     """Return a function that renames weights by patterns, applied one after the other."""
-    compiled = [(re.compile(pattern), ours) for pattern, ours in patterns]
 
     def rename(names: Iterable[str]) -> dict[str, str]:
         renamed = {}
         for name in names:
             renamed[name] = name
-            for pattern, ours in compiled:
-                renamed[name] = pattern.sub(ours, renamed[name])
+            for pattern, ours in patterns:
+                renamed[name] = re.sub(pattern, ours, renamed[name])
         return renamed
 
     return rename

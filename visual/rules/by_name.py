@@ -73,12 +73,10 @@ def make_rule(
     check_settings(name, inputs, allowed)
     usual = default_settings(name, len(codebook))
     inputs = {key: value for key, value in usual.items() if key in allowed} | inputs
-    if "neighbours" in inputs:
-        k = inputs["neighbours"]
+    if (k := inputs.get("neighbours")) is not None:
         inputs["neighbours"] = CodeNeighbours.build(codebook, k, normalised, marks)
-    if "partition" in inputs:
-        clusters = {"clusters": inputs["partition"], "normalised": normalised, "marks": marks}
-        inputs["partition"] = CodePartition.build(codebook, **clusters)
+    if (k := inputs.get("partition")) is not None:
+        inputs["partition"] = CodePartition.build(codebook, k, normalised=normalised, marks=marks)
     if tv_budget is not None and not isinstance(tv_budget, TVBudget):
         inputs["tv_budget"] = TVBudget(tv_budget, positions)
     return expect_rule(rule_class(**inputs))

@@ -233,8 +233,7 @@ class SlotCache(HeadCache):
         head, target = self.model.head, self.model.target
         assert not isinstance(head, HeadGraph)
         with torch.no_grad():
-            logits = head.logits_after(target, paths, self._logits, self.model.guessed)
-        return self._fitted(logits)
+            return self._fitted(head.logits_after(target, paths, self._logits, self.model.guessed))
 
 
 class Weights(nn.ModuleList):

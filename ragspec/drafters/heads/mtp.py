@@ -88,10 +88,9 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         )
     names = {name for name in checkpoint.names if name.startswith(layout.prefix)}
     table = {layout.prefix + name: our for name, our in layout.table.items()}
-    state = _experts_joined(checkpoint.state(table, names.difference(further)))
     config = _text(checkpoint.config)
     return checkpoint.head(
-        state,
+        _experts_joined(checkpoint.state(table, names.difference(further))),
         layers=one_layer(config),
         vocab_size=size_of(config, "vocab_size"),
         form="mtp",

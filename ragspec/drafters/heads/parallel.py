@@ -224,10 +224,9 @@ class BlockHead(DraftHead):
         norms = dict(attention.named_children())
         queries = heads(attention.q_proj, block, norms.get("q_norm"))
         keys = heads(attention.k_proj, both, norms.get("k_norm"))
-        values = heads(attention.v_proj, both, None)
         _, keys = apply_rotary_pos_emb(keys, keys, *tables)
         queries, _ = apply_rotary_pos_emb(queries, queries, *(each[:, -size:] for each in tables))
-        return queries, keys, values
+        return queries, keys, heads(attention.v_proj, both, None)
 
     def _visible(self, number: int, size: int, slots: int, device: torch.device) -> Tensor | None:
         """Return the slots that a block attends to in a layer with a window: bool [B, slots].

@@ -48,8 +48,7 @@ def output_rows(target: CausalTarget, tokens: Tensor) -> nn.Module:
     tokens = tokens.to(target.device)
     if isinstance(output, BlockLinear):
         return output.rows(tokens)
-    bias = None if output.bias is None else output.bias[tokens]
-    return linear_of(output.weight[tokens], bias)
+    return linear_of(output.weight[tokens], None if output.bias is None else output.bias[tokens])
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
