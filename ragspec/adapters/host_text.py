@@ -19,7 +19,7 @@ from ragspec.pipelines.methods import compose, open_sources
 from ragspec.registry import expect_known
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.trees.operations import follow, keep_paths, limit_depth
+from ragspec.trees.operations import follow, keep_path, limit_depth
 from ragspec.types import Tokenizer
 
 _WARM_UP = (0, 1, 0, 1, 0)
@@ -147,7 +147,7 @@ class HostText:
         """
         context = DraftContext(self.tokens, self._prompt_length, remaining)
         tree = self._session.propose(context, nodes)
-        self._offered = tree if longest is None else keep_paths(limit_depth(tree, longest), 1)
+        self._offered = tree if longest is None else keep_path(limit_depth(tree, longest))
         return self._offered
 
     def refresh(self, tokens: Sequence[int]) -> None:
@@ -155,5 +155,4 @@ class HostText:
         offered, self._offered = self._offered, None
         self.tokens.extend(tokens)
         if offered is not None and tokens:
-            path = follow(offered, tokens[:-1])
-            self._session.observe(Step(offered, path, tuple(tokens)))
+            self._session.observe(Step(offered, follow(offered, tokens[:-1]), tuple(tokens)))

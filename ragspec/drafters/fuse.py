@@ -25,7 +25,7 @@ from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs, match
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.trees.operations import check, keep_best, keep_paths, merge
+from ragspec.trees.operations import check, keep_best, keep_path, merge
 
 if TYPE_CHECKING:
     from ragspec.sampling.transform import Transform
@@ -53,8 +53,7 @@ class Combined(Drafter):
     def __init__(self, name: str, drafters: Sequence[Drafter], needs: Needs | None = None) -> None:
         for drafter in drafters:
             expect_drafter(drafter)
-        self.name = name
-        self.drafters = tuple(drafters)
+        self.name, self.drafters = name, tuple(drafters)
         plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in drafters)
         self.kind = DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
         self.needs = Needs.union([needs or Needs(), *(drafter.needs for drafter in drafters)])
@@ -114,8 +113,7 @@ class Fuse(Combined):
         if not drafters:
             raise InputError("got no drafter to fuse; expected at least one.")
         super().__init__(name, drafters)
-        plain = DraftKind.DETERMINISTIC
-        self.drafters = tuple(sorted(drafters, key=lambda each: each.kind is not plain))
+        self.drafters = tuple(sorted(drafters, key=lambda d: d.kind is not DraftKind.DETERMINISTIC))
         if len(drafters) == 1:
             self.kind = drafters[0].kind
 
@@ -290,8 +288,7 @@ class FuseSession(SourcesSession):
             request = budget
             if adviser and number > 0 and source.session is not None:
                 request = adviser.share(source.name, budget)
-            tree = source.propose(context, request) if request else DraftTree.empty()
-            if len(tree):
+            if request and len(tree := source.propose(context, request)):
                 parts[source] = tree
         # The declared kind, even if only some of the sources proposed nodes.
         return as_kind(keep_best(self._merged(parts), budget), self._drafter.kind)
@@ -305,8 +302,7 @@ class FuseSession(SourcesSession):
         """Return the trees of some sources as one, or the best path of any of them."""
         if not self._chains or not parts:
             return merge(parts.values())
-        paths = [keep_paths(tree, 1) for tree in parts.values()]
-        return max(paths, key=lambda path: float(path.accept_prob.sum()))
+        return max(map(keep_path, parts.values()), key=lambda path: float(path.accept_prob.sum()))
 
 
 def as_kind(tree: DraftTree, kind: DraftKind) -> DraftTree:
@@ -314,5 +310,4 @@ def as_kind(tree: DraftTree, kind: DraftKind) -> DraftTree:
     if tree.kind is kind:
         return tree
     # Only a sampled tree may repeat siblings.
-    plain = merge([tree]) if tree.kind is DraftKind.SAMPLED else tree
-    return replace(plain, kind=kind, q=None)
+    return replace(merge([tree]) if tree.kind is DraftKind.SAMPLED else tree, kind=kind, q=None)

@@ -98,9 +98,7 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
 def promised(tree: DraftTree) -> list[float]:
     """Return, for each accepted node, the expected number of accepted nodes below it: [N]."""
     accept_prob, below = tree.accept_prob.tolist(), [0.0] * len(tree)
-    parents = tree.parents.tolist()
-    for node in range(len(tree) - 1, -1, -1):
-        parent = parents[node]
+    for node, parent in reversed([*enumerate(tree.parents.tolist())]):
         if parent != ROOT and accept_prob[parent] > 0.0:
             below[parent] += (1.0 + below[node]) * accept_prob[node] / accept_prob[parent]
     return below
@@ -145,19 +143,17 @@ def keep_best(tree: DraftTree, budget: int, order: Sequence[int] | None = None) 
     return select(tree, sorted((order or keep_order(tree))[:budget]))
 
 
-def keep_paths(tree: DraftTree, most: int) -> DraftTree:
-    """Return at most `most` paths: those with the largest sums of `accept_prob`.
+def keep_path(tree: DraftTree) -> DraftTree:
+    """Return the path with the largest sum of `accept_prob`.
 
-    Of a sampled draft the first paths are kept, so that no earlier sibling is lost.
+    Of a sampled draft the first path is kept, so that no earlier sibling is lost.
     """
-    leaves = paths(tree.parents)
-    if len(leaves) <= most:
+    every = paths(tree.parents)
+    if len(every) <= 1:
         return tree
     if tree.kind in SAMPLED_KINDS:
-        leaves.sort()
-    else:
-        leaves.sort(key=lambda leaf: -float(tree.accept_prob[list(leaf)].sum()))
-    return select(tree, sorted({node for leaf in leaves[:most] for node in leaf}))
+        return select(tree, min(every))
+    return select(tree, max(every, key=lambda path: float(tree.accept_prob[list(path)].sum())))
 
 
 def limit_depth(tree: DraftTree, deepest: int) -> DraftTree:

@@ -14,7 +14,7 @@ from ragspec.models.supported import unwrapped
 from ragspec.needs import HiddenStates
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import keep_best, keep_paths, limit_depth
+from ragspec.trees.operations import keep_best, keep_path, limit_depth
 from ragspec.types import ModelOutput, PreTrainedModel
 from ragspec.verification.batch import Batch
 from ragspec.verification.reading import READ_AGAIN, piece_of, table_border
@@ -48,12 +48,8 @@ class TargetModel:
     """
 
     copies: int = 1
-    piece: int | None = None
     chains: bool = False
-    packs: bool = True
     selects_logits: bool = True
-    divisible: bool = True
-    border: int | None = None
     max_slots: int | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -183,8 +179,7 @@ class TargetModel:
         with torch.no_grad():
             output = self.model(input_ids=tokens, **options)
         if not self.keeps_logits:
-            index = slice(-keep, None) if isinstance(keep, int) else keep
-            output.logits = output.logits[:, index]
+            output.logits = output.logits[:, slice(-keep, None) if isinstance(keep, int) else keep]
         return output
 
 
@@ -305,7 +300,7 @@ class TargetSession:
             return DraftTree.empty(tree.kind)
         if self.target.max_slots is not None:
             tree = keep_best(tree, max(self.target.max_slots - selected.length - 1, 0))
-        return keep_paths(tree, 1) if self.target.chains else tree
+        return keep_path(tree) if self.target.chains else tree
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward over the pending tokens and the draft trees below them.
