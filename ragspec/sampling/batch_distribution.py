@@ -156,8 +156,7 @@ class BatchDistribution:
             rows, device = len(self._distributions), self._tokens.device
             self._penalties = BatchPenalties(rows, self.size, device)
         if self._penalties is not None:
-            parts = _penalties(distribution)
-            self._penalties.set(row, parts, text, distribution.prompt_length)
+            self._penalties.set(row, _penalties(distribution), text, distribution.prompt_length)
 
     def grow(self, tokens: Tensor) -> None:
         """Add tokens i64 [B, m] to the rows' texts; entries of `size` add nothing."""

@@ -113,8 +113,7 @@ class Decoding:
 
     def __init__(self, decoder: Decoder, skip: bool, prompt: Sequence[int]) -> None:
         self.text = ""
-        self._decoder = decoder
-        self._skip = skip
+        self._decoder, self._skip = decoder, skip
         # Tokens of context, then those that are not in the text.
         self._window, context = self._context(prompt)
         if context.endswith(_REPLACEMENT):  # new tokens may complete this character

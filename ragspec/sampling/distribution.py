@@ -81,8 +81,7 @@ class Filters:
         if self.nucleus:
             share = (near - (self._mass(near, everything).log() + top)).exp()
             outside = share.cumsum(-1) - share >= self.top_p
-            last = torch.where(outside, top, near).amin(-1, keepdim=True)
-            floor = torch.maximum(floor, last)
+            floor = torch.maximum(floor, torch.where(outside, top, near).amin(-1, keepdim=True))
         survivors = near.masked_fill(near < floor, _NEVER)
         if count == scores.shape[-1]:
             return survivors, tokens, None
@@ -133,9 +132,7 @@ class TokenDistribution:
         prompt_length: int = 0,
         processors: Sequence[Processor] | None = None,
     ) -> None:
-        self.sampling = sampling
-        self.noise = noise
-        self.prompt_length = prompt_length
+        self.sampling, self.noise, self.prompt_length = sampling, noise, prompt_length
         self._filters = Filters.of(sampling)
         if processors is None:
             processors = build_processors(sampling, prompt_length)

@@ -71,8 +71,7 @@ class NoiseStream:
 
     def uniform(self, index: int, stream: NoiseUse, lane: int = 0) -> float:
         """Return one number in (0, 1); `lane` separates several draws at one index."""
-        word = _mix(self._key(index, stream) + lane * _GOLDEN)
-        return ((word >> 12) + 0.5) * 2.0**-52
+        return ((_mix(self._key(index, stream) + lane * _GOLDEN) >> 12) + 0.5) * 2.0**-52
 
     def keys(self, indices: Tensor, stream: NoiseUse = NoiseUse.TARGET) -> Tensor:
         """Return the keys of generated indices i64 [...], for `exponential_of_keys`."""

@@ -102,8 +102,7 @@ class Penalties:
         self._length = len(text)
         if known < len(text):
             new = np.array(text[known:])
-            fresh = np.unique(new[self.counts[0, new] == 0])
-            self.tokens = np.concatenate([self.tokens, fresh])
+            self.tokens = np.concatenate([self.tokens, np.unique(new[self.counts[0, new] == 0])])
             np.add.at(self.counts[0], new, 1)
             np.add.at(self.counts[1], new[max(0, self.prompt_length - known) :], 1)
 

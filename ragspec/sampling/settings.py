@@ -128,9 +128,7 @@ class Sampling:
 
     def seed_of(self, row: int) -> int | None:
         """Return the seed of prompt number `row`, None if it has none."""
-        seeds: Any = self.seed
-        seed: int | None = seeds[row] if isinstance(seeds, tuple) else seeds
-        return seed
+        return self.seed[row] if isinstance(self.seed, Sequence) else self.seed
 
     @classmethod
     def from_generation_config(cls, config: "GenerationConfig", **overrides: Any) -> "Sampling":

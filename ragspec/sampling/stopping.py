@@ -85,17 +85,15 @@ class StopState:
         if self._ends(token):
             self.reason = "stop"
         elif self.count >= self.rule.max_new_tokens:
-            ends = self._output is not None and self._output.finish()
-            self.reason = "stop" if ends else "length"
+            self.reason = "stop" if self._output and self._output.finish() else "length"
         elif self.count >= self.last:
             self.reason = "paused"
         return self.reason is not None
 
     def peek(self, tokens: Sequence[int]) -> bool:
         """Return whether the text would end at or before the last of these tokens."""
-        if self.count + len(tokens) >= self.last:
-            return True
-        if any(token in self.rule.ends for token in tokens):
+        full = self.count + len(tokens) >= self.last
+        if full or any(token in self.rule.ends for token in tokens):
             return True
         return self._output is not None and self._output.completes_stop(tokens)
 
@@ -106,8 +104,7 @@ class StopState:
         if not self.rule.criteria:
             return False
         self._tokens.append(token)
-        ids = torch.tensor([self._tokens])
-        scores = torch.empty(1, 0)
+        ids, scores = torch.tensor([self._tokens]), torch.empty(1, 0)
         return any([_met(each(ids, scores)) for each in self.rule.criteria])
 
     def _completes_string(self, token: int) -> bool:
@@ -137,8 +134,7 @@ def repeats(tokens: Sequence[int]) -> bool:
     for period in range(1, min(LONGEST, len(tokens) // ROUNDS) + 1):
         if tokens[last] != tokens[last - period]:
             continue
-        span = max(period * ROUNDS, LEAST)
-        first = len(tokens) - span
+        first = len(tokens) - max(period * ROUNDS, LEAST)
         if first >= 0 and tokens[first + period :] == tokens[first : len(tokens) - period]:
             return True
     return False
@@ -156,5 +152,4 @@ class EndRepetition:
 
     def __call__(self, ids: Tensor, scores: Tensor) -> bool:
         """Return whether the text of ids i64 [1, T] ends with the third round of a cycle."""
-        start = max(self.prompt, ids.shape[1] - LONGEST * ROUNDS)
-        return repeats(ids[0, start:].tolist())
+        return repeats(ids[0, max(self.prompt, ids.shape[1] - LONGEST * ROUNDS) :].tolist())

@@ -34,7 +34,6 @@ class TextOutput:
         prompt: Tokens before the text.
         stops: Strings that end the text and never appear in it. One that contains special tokens
             is found even if the text leaves them out.
-        skip_special_tokens: Leave special tokens out of the text.
         placed: Whether to record where tokens begin.
 
     Attributes:
@@ -48,17 +47,14 @@ class TextOutput:
         prompt: Sequence[int] = (),
         stops: Sequence[str] = (),
         *,
-        skip_special_tokens: bool = True,
         placed: bool = False,
     ) -> None:
         decoder = decoder_of(tokenizer)
         self.starts = [0]
         self._tokenizer = tokenizer  # which its decoder does not keep
-        self._stops = tuple(stops)
-        self._placed = placed
-        self._visible = Decoding(decoder, skip_special_tokens, prompt)
-        skipped = decoder.special if skip_special_tokens else ()
-        special = tuple(stop for stop in stops if any(each in stop for each in skipped))
+        self._stops, self._placed = tuple(stops), placed
+        self._visible = Decoding(decoder, True, prompt)
+        special = tuple(stop for stop in stops if any(each in stop for each in decoder.special))
         plain = tuple(stop for stop in stops if stop not in special)
         self._searches = [(self._visible, plain)]  # texts, and the stops to find in each
         if special:
@@ -77,8 +73,7 @@ class TextOutput:
     def text(self) -> str:
         """The text so far, incomplete characters at its end included."""
         self._decode()
-        cut = self._find() if self._cut is None else self._cut
-        return self._visible.whole[:cut]
+        return self._visible.whole[: self._find() if self._cut is None else self._cut]
 
     def push(self, tokens: Sequence[int]) -> None:
         """Add tokens to the text, one by one if stop strings or places are searched."""
@@ -144,8 +139,7 @@ class TextOutput:
             count = bisect_left(starts, end)
         else:
             count = len(scored)
-        bounds = pairwise([*starts[first:count], end])
-        tokens = zip(scored[first:count], bounds, strict=True)
+        tokens = zip(scored[first:count], pairwise([*starts[first:count], end]), strict=True)
         return [PlacedToken(token, start, text[start:end]) for token, (start, end) in tokens]
 
     def _decode(self) -> None:

@@ -101,15 +101,15 @@ SIZES = st.lists(st.integers(0, 4), max_size=8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data(), sizes=SIZES, skip=st.booleans())
+@given(data=st.data(), sizes=SIZES)
 @settings(max_examples=200, deadline=None)
 def test_pieces_join_to_the_decoding_of_the_whole(
-    kind: str, data: st.DataObject, sizes: list[int], skip: bool
+    kind: str, data: st.DataObject, sizes: list[int]
 ) -> None:
     """Any prompt, any tokens, in pieces of any size; no piece is ever taken back."""
     prompt, tokens = data.draw(ids(kind)), data.draw(ids(kind))
-    output = TextOutput(tokenizer(kind), prompt, skip_special_tokens=skip)
-    whole = decoded(kind, prompt, tokens, skip)
+    output = TextOutput(tokenizer(kind), prompt)
+    whole = decoded(kind, prompt, tokens)
     written = ""
     for part in parts(tokens, sizes):
         output.push(part)
