@@ -83,8 +83,7 @@ class Needs:
     @classmethod
     def union(cls, parts: "Sequence[Needs]") -> "Needs":
         """Return the needs of a part that contains others: the largest of each field."""
-        rows = map(astuple, [cls(), *parts])
-        most = cls(*map(max, zip(*rows, strict=True)))
+        most = cls(*map(max, zip(*map(astuple, [cls(), *parts]), strict=True)))
         taps = {tap for part in parts for tap in part.hidden_states}
         return replace(most, hidden_states=tuple(sorted(taps)))
 

@@ -130,11 +130,8 @@ def resolve(kind: str, name: str) -> Any:
         MissingExtraError: The object needs a package that is not installed.
         InputError: The entry point of another package leads to no object of this kind.
     """
-    table = names(kind)
-    where = table.get(name)
-    if where is None:
-        raise UnknownNameError(unknown(kind, name, table))
-    module, _, attribute = where.partition(":")
+    expect_known(kind, [name], table := names(kind))
+    module, _, attribute = table[name].partition(":")
     try:
         with optional_packages():
             result = getattr(import_module(module), attribute)
@@ -144,7 +141,7 @@ def resolve(kind: str, name: str) -> Any:
             raise
         raise InputError(
             f"Expected a {kind} with {_MEMBERS[kind]} in the entry points {GROUPS[kind]}, got "
-            f"{name} = {where}: {error}. Correct its package, or uninstall it."
+            f"{name} = {table[name]}: {error}. Correct its package, or uninstall it."
         ) from error
     return result
 

@@ -271,8 +271,7 @@ def _best_sizes(offers: Sequence[Offer], drafting: float) -> tuple[list[int], fl
     best = max(range(len(net)), key=net.__getitem__)
     if net[best] < net[0] + MARGIN * rows:
         best = 0
-    price = rate * (times[best] - times[0]) / max(1, sum(choices[best]))
-    return choices[best], price
+    return choices[best], rate * (times[best] - times[0]) / max(1, sum(choices[best]))
 
 
 def _likeliest(offers: Sequence[Offer], nodes: int, widths: Sequence[int]) -> list[int]:

@@ -58,9 +58,7 @@ class RequestHandle:
     """
 
     def __init__(self, sequence: Sequence, scheduler: Driver, owner: object | None) -> None:
-        self.sequence = sequence
-        self.request = sequence.request
-        self.owner = owner
+        self.sequence, self.request, self.owner = sequence, sequence.request, owner
         self.submitted = time.perf_counter()
         self.joined = self.first = self.finished = 0.0
         self.future = RequestFuture()

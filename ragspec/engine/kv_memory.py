@@ -54,8 +54,7 @@ class KvMemory:
             cache = base if each is sequence else caches.get(each.slot)
             most = self._bytes(len(each.request.prompt) + each.request.stop.max_new_tokens)
             growth += most if cache is None else max(0, most - cache.bytes)
-        fits = prefix_cache.shrink(self._limit - growth, caches.values(), base)
-        return fits or not running
+        return prefix_cache.shrink(self._limit - growth, caches.values(), base) or not running
 
     def _bytes(self, tokens: int) -> int:
         """Return the most bytes of a text of so many tokens, with a draft and room to grow."""

@@ -210,8 +210,7 @@ class Loop:
         hidden: abc.Sequence[HiddenStates | None] = session.hidden or [None] * len(step.rows)
         judged = judge(step.rows, step.trees, logits, hidden, session.chosen)
         verified = time.perf_counter()
-        waited = spent["verify"] + 1000 * (verified - landing)
-        spent["verify"] = max(waited, 1000 * session.seconds)
+        spent["verify"] = max(spent["verify"] + 1000 * (verified - landing), 1000 * session.seconds)
         try:
             session.commit([() if match is None else match[0].path for match in judged])
         except Exception as error:

@@ -94,11 +94,8 @@ def _numbered(number: int, of: int) -> str:
 
 def end_tokens(config: object, tokenizer: object) -> list[int]:
     """Return the end tokens of a generation config, if any, else those of the tokenizer."""
-    ends = getattr(config, "eos_token_id", None)
-    if ends is None:
-        ends = getattr(tokenizer, "eos_token_id", None)
-    if ends is None:
-        return []
+    named = (getattr(each, "eos_token_id", None) for each in (config, tokenizer))
+    ends = next((each for each in named if each is not None), ())
     return [int(ends)] if isinstance(ends, int) else [int(token) for token in ends]
 
 
@@ -179,13 +176,10 @@ def _from_tensor(ids: Tensor | np.ndarray, mask: object) -> Encoded:
 
 
 def _from_list(prompts: Sequence[Any], tokenizer: "Tokenizer | None") -> Encoded:
-    first = prompts[0]
-    if _is_id(first):
-        _check_alike(prompts, _is_id)
-        return [[int(token) for token in prompts]], True
-    if _is_message(first):
-        _check_alike(prompts, _is_message)
-        return [_chat(prompts, tokenizer)], True
+    for belongs in (_is_id, _is_message):
+        if belongs(prompts[0]):
+            _check_alike(prompts, belongs)
+            return [[*map(int, prompts)] if belongs is _is_id else _chat(prompts, tokenizer)], True
     rows = []
     for number, prompt in enumerate(prompts):
         named = _numbered(number, len(prompts))

@@ -70,12 +70,10 @@ class Sequence:
 
     def __init__(self, request: Request, parts: Parts) -> None:
         tokens = [*request.prompt, *request.resume_from]
-        self.request = request
-        self.parts = parts
+        self.request, self.parts = request, parts
         self.seed = fresh_seed() if request.seed is None else request.seed
         self.stop = StopState(request.stop, parts.tokenizer, request.prompt, request.resume_from)
-        room = self.stop.last - self.stop.count
-        self.context = DraftContext(tokens, len(request.prompt), room)
+        self.context = DraftContext(tokens, len(request.prompt), self.stop.last - self.stop.count)
         self.rule = parts.rule
         self.drafter: DraftSession | None = None
         self.budget: BudgetSession | None = None
@@ -173,8 +171,7 @@ class Sequence:
         change = None if self.change is None else self.change.name
         began = self.started > 0
         seconds = (self.finished or time.perf_counter()) - self.started if began else 0.0
-        drafts = began and parts.drafter is not None
-        rounded = drafts and parts.target.rounds
+        rounded = began and parts.drafter is not None and parts.target.rounds
         report = report_of(
             self.steps,
             tokens[len(request.resume_from) :],

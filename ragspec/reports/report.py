@@ -196,9 +196,8 @@ class Report:
     def with_retrieval(self, milliseconds: float) -> Self:
         """Return this report with the milliseconds of the search before the generation."""
         stages = {**self.milliseconds, "retrieve": milliseconds}
-        before = self.milliseconds.get("retrieve", 0.0)
-        seconds = self.seconds + (milliseconds - before) / 1000
-        return replace(self, milliseconds=stages, seconds=seconds)
+        more = milliseconds - self.milliseconds.get("retrieve", 0.0)
+        return replace(self, milliseconds=stages, seconds=self.seconds + more / 1000)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types, with vLLM's schema under `speculative_decoding`."""

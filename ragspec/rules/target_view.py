@@ -106,8 +106,7 @@ class RowView:
         """Return the distribution f64 [V] after the node, on the CPU; see `token` for errors."""
         scores = self.scores(node)
         probabilities = self.distribution.probabilities(scores)[0].cpu()
-        greedy = self.distribution.sampling.greedy
-        if not isfinite(scores.max() if greedy else probabilities.sum()):
+        if not isfinite(scores.max() if self.distribution.sampling.greedy else probabilities.sum()):
             self._refuse(node)
         return probabilities
 

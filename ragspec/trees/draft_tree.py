@@ -96,9 +96,7 @@ class DraftTree:
         return cls(
             tokens=np.asarray(tokens, dtype=np.int64),
             parents=np.asarray(parents, dtype=np.int64),
-            accept_prob=np.ones(n, np.float32)
-            if accept_prob is None
-            else np.asarray(accept_prob, np.float32),
+            accept_prob=np.asarray([1.0] * n if accept_prob is None else accept_prob, np.float32),
             source=np.zeros(n, dtype=np.int64),
             origin=np.asarray(origin, np.int64).reshape(n, 2),
             sources=(source,),
@@ -109,8 +107,7 @@ class DraftTree:
     @classmethod
     def chain(cls, tokens: Sequence[int] | Ints, source: str, **columns: Any) -> "DraftTree":
         """Return the tree in which every node continues the one before; `columns` as in `build`."""
-        parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
-        return cls.build(tokens, parents, source, **columns)
+        return cls.build(tokens, np.arange(-1, len(tokens) - 1), source, **columns)
 
 
 @cache
