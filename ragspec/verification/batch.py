@@ -99,10 +99,9 @@ class Batch:
         """
         if len(self.rows) == 1:
             return self.rows[0].write(layer_idx, key_states, value_states)
-        keys = torch.split(key_states, self.counts, 2)
-        values = torch.split(value_states, self.counts, 2)
-        new = zip(self.rows, keys, values, strict=True)
-        parts = [row.write(layer_idx, key, value) for row, key, value in new]
+        new = (torch.split(states, self.counts, 2) for states in (key_states, value_states))
+        pairs = zip(self.rows, *new, strict=True)
+        parts = [row.write(layer_idx, key, value) for row, key, value in pairs]
         self._parts[id(key_states)] = key_states, parts
         return key_states, value_states
 

@@ -38,9 +38,11 @@ def pack(model: nn.Module) -> list[nn.Linear]:
     weights are packed again. torch counts changes; those through `weight.data`, which it does not
     count, are detected if they affect whole rows or columns.
     """
-    if not available() or _is_compiled(model):
+    every = [*model.modules()]
+    compiled = hasattr(model, "_orig_mod") or any(m._compiled_call_impl is not None for m in every)
+    if compiled or not available():  # with another forward dynamo would compile again
         return []
-    modules = [module for module in model.modules() if _packable(module)]
+    modules = [module for module in every if _packable(module)]
     with _lock:
         packs = [(module, _packs.get(id(module))) for module in modules]
         stale = [m for m, pack in packs if pack is None or pack[1] != weight_state(m.weight)]
@@ -105,22 +107,14 @@ def _fits(weight: Tensor, states: Tensor) -> bool:
     )
 
 
-def _is_compiled(model: nn.Module) -> bool:
-    """Return whether the model is compiled: with another forward dynamo would compile again."""
-    return hasattr(model, "_orig_mod") or any(
-        module._compiled_call_impl is not None for module in model.modules()
-    )
-
-
 def _packable(module: nn.Module) -> TypeGuard[nn.Linear]:
     if type(module) is not nn.Linear:
         return False
     if "forward" in module.__dict__ and not _is_lent(module.__dict__["forward"]):
         return False
     weight = module.weight
-    half = weight.dtype == torch.bfloat16 and halves()
     return (
-        (weight.dtype == torch.float32 or half)
+        (weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and halves()))
         and type(weight) is nn.Parameter
         and weight.device.type == "cpu"
         and weight.is_contiguous()

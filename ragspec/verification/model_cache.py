@@ -56,8 +56,7 @@ class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             if len(buffer) == 1:
                 buffer.index_copy_(2, self.columns[0], states)
             else:
-                at = self.columns[:, None, :, None].expand_as(states)
-                buffer.scatter_(2, at, states)
+                buffer.scatter_(2, self.columns[:, None, :, None].expand_as(states), states)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -33,10 +33,8 @@ class Row:
     """
 
     def __init__(self, cache: SequenceCache, tokens: Sequence[int] = (), tenant: str = "") -> None:
-        self.cache = cache
-        self.tokens = list(tokens)
+        self.cache, self.tokens, self.tenant = cache, list(tokens), tenant
         self.cached = len(self.tokens)
-        self.tenant = tenant
 
     @property
     def length(self) -> int:
@@ -259,8 +257,7 @@ def weight_state(weight: Tensor) -> WeightState:
     every column of a matrix of floats in the memory of the host, and some of other arrays. A change
     of few entries may be missed.
     """
-    changes = 0 if weight.is_inference() else weight._version
-    state = weight.data_ptr(), weight.dtype, changes
+    state = weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version
     data = weight.detach()
     real = data.is_floating_point()
     known = type(data) is Tensor and (real or data.dtype in INTEGERS)

@@ -143,10 +143,9 @@ class SequenceCache:
 
     def move(self, source: Tensor, start: int) -> None:
         """Copy slots i64 [n] down to those from `start` on, in all layers."""
-        target = slice(start, start + len(source))
         for buffer in (*self.buffers.keys.values(), *self.buffers.values.values()):
             source = source.to(buffer.device)
-            buffer[:, :, target] = buffer.index_select(2, source)
+            buffer[:, :, start : start + len(source)] = buffer.index_select(2, source)
 
 
 def commit_slots(rows: Sequence[SequenceCache], accepted: Sequence[Sequence[int]]) -> None:

@@ -148,8 +148,7 @@ def tree_attention(
     batch = None if torch.compiler.is_compiling() else _batch.get()
     if batch is None or len(batch.views) == 1:
         view = None if batch is None else batch.views[0]
-        out = _attend_row(query, key, value, view, form)
-        return out.transpose(1, 2).contiguous(), None
+        return _attend_row(query, key, value, view, form).transpose(1, 2).contiguous(), None
     queries, masks = torch.split(query, batch.counts, 2), batch.masks(attention_mask)
     parts = zip(queries, batch.parts(key), masks, batch.views, strict=True)
     rows = [_attend_row(one, *kv, view, form._replace(mask=mask)) for one, kv, mask, view in parts]
@@ -312,8 +311,7 @@ def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int)
         return 0
     first = max(0, int(view.positions.min()) - local + 1)
     slots = torch.arange(first, device=view.positions.device)[None]
-    allowed = _apply_rule(rule, view.positions[:, [0, -1]], slots)
-    return 0 if bool(allowed.any()) else first
+    return 0 if bool(_apply_rule(rule, view.positions[:, [0, -1]], slots).any()) else first
 
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:

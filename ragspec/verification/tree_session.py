@@ -92,8 +92,7 @@ class TreeSession(TargetSession):
     def copy_row(self, row: int) -> Row:
         """Return a copy of a row, as of the last commit."""
         held, room = self._rows[row], min(self._capacity, MOST_ROOM)
-        copied = held.cache.prefix(held.length, room)
-        return Row(self._adopt(copied), held.tokens, held.tenant)
+        return Row(self._adopt(held.cache.prefix(held.length, room)), held.tokens, held.tenant)
 
     def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
         """Add a row for a sequence; see `TargetSession.join`."""

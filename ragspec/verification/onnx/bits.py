@@ -49,8 +49,7 @@ def batches_agree(vocab_size: int, run: Run, run_together: RunTogether) -> bool:
 
 
 def _texts(vocab_size: int, count: int, length: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocab_size, (count, length), generator=generator)
+    return torch.randint(vocab_size, (count, length), generator=torch.Generator().manual_seed(0))
 
 
 def _chains_agree(target: CausalTarget, text: list[int]) -> bool:

@@ -169,8 +169,7 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
     store_packed(folder / GRAPH, folder / WEIGHTS, places)
     (folder / GRAPH).write_bytes(in_onnx(graph, model, places))
-    others = (BATCH, SEQUENCES, 0), (STEP, 0, 1), (STEP_BATCH, 0, SEQUENCES)
-    for name, plain, folded in others:
+    for name, plain, folded in ((BATCH, SEQUENCES, 0), (STEP, 0, 1), (STEP_BATCH, 0, SEQUENCES)):
         graph = build_graph(model, plain, folded, False)
         if graph.plain or graph.folded:
             (folder / name).write_bytes(in_onnx(graph, model, places))

@@ -51,8 +51,7 @@ class ModelForm:
         """Return the form that a configuration asks for."""
         named = getattr(config, "layer_types", None)
         kinds = named or ["full_attention"] * config.num_hidden_layers
-        known = named or config.model_type in WINDOWED
-        windows = layer_windows(config) if known else {}
+        windows = layer_windows(config) if named or config.model_type in WINDOWED else {}
         present = sorted(dict.fromkeys(kinds))  # the first has the tables of plain names
         ends = {kind: f".{kind}" if n else "" for n, kind in enumerate(present)}
         rotary = getattr(config, "rope_parameters", None) or {}
@@ -124,7 +123,6 @@ def _customised(model: nn.Module) -> str:
         plain = all(type(each.data) is Tensor for each in module.parameters(recurse=False))
         replaced = "forward" in module.__dict__ or module._compiled_call_impl is not None
         other = linear and type(module) not in (nn.Linear, BlockLinear)
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        if hooked or replaced or other or not plain:
+        if module._forward_hooks or module._forward_pre_hooks or replaced or other or not plain:
             return f"its {name or 'model'} was changed"
     return ""

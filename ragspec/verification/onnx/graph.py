@@ -108,8 +108,7 @@ class Graph:
     def embedding(self, module: nn.Embedding, head: nn.Module) -> str:
         """Add the rows of the ids, [1, S] -> [1, S, H]."""
         if not isinstance(head, BlockLinear) or isinstance(module, nn.Embedding):
-            weight = self.weight("embedding", module.weight)
-            return self.add("Gather", [weight, "ids"], "x")
+            return self.add("Gather", [self.weight("embedding", module.weight), "ids"], "x")
         codes = self.weight("embedding.codes", head.codes.flatten(1))
         _, scales = self.operands("logits", head)
         how = {"bits": 8, "block_size": head.codes.shape[2], "quantize_axis": 1, "gather_axis": 0}
@@ -165,8 +164,7 @@ class Graph:
         name, width, groups = f"layer{i}", module.head_dim, config.num_key_value_heads
         each, parts = self.projections(name, h, module), list[str]()
         if hasattr(module, "q_norm"):  # Qwen 3, Gemma 3
-            norms = ("q", module.q_norm), ("k", module.k_norm)
-            for number, (part, norm) in enumerate(norms):
+            for number, (part, norm) in enumerate((("q", module.q_norm), ("k", module.k_norm))):
                 each[number] = self.head_norm(f"{name}.{part}.norm", each[number], norm, width)
         for at in self.plain:
             rows = [self.add("Gather", [x, f"attend.{at}"], f"{x}.{at}", axis=1) for x in each]

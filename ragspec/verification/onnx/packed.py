@@ -49,8 +49,7 @@ def store_packed(graph: Path, file: Path, places: Mapping[str, dict[str, str]]) 
                     numbers = text.split(";")  # offset, length and a flag of each part
                     for at in range(0, len(numbers), 3):
                         source.seek(int(numbers[at]))
-                        part = source.read(int(numbers[at + 1]))
-                        numbers[at] = str(_append(stream, part))
+                        numbers[at] = str(_append(stream, source.read(int(numbers[at + 1]))))
                     places[name][entry.key] = f"{key}|{';'.join(numbers)}"
 
 

@@ -58,8 +58,7 @@ class Arena:
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values of each layer, views [rows, heads, slots, width]."""
-        stacks = map(iter, self.buffers)
-        rest = dict(zip(dict.fromkeys(self._shapes), stacks, strict=True))
+        rest = dict(zip(dict.fromkeys(self._shapes), map(iter, self.buffers), strict=True))
         views = [next(rest[shape]) for shape in self._shapes]
         return list(zip(views[::2], views[1::2], strict=True))
 

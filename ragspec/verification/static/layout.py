@@ -128,8 +128,7 @@ def windowed(mask: Tensor, layout: Layout, counters: Counters, window: Attention
     """Return the mask [B, n, S] without slots beyond a window."""
     if window.plain:
         return mask
-    slots = counters.slots.repeat(len(mask), 1)
-    places = slots.scatter_(1, layout.columns, layout.positions)
+    places = counters.slots.repeat(len(mask), 1).scatter_(1, layout.columns, layout.positions)
     reached = window.reaches(layout.positions[:, :, None], places[:, None])
     return torch.where(reached, mask, counters.never)
 

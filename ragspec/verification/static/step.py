@@ -191,8 +191,7 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
         super().__init__(rows, shape.width, device, f"step_{rows}x{n}_of_{shape.slots}")
         self.shape = shape
         self._model, self._masks, self._buffers = model, masks, arena.buffers
-        self._distributions = distributions
-        self._taps = taps
+        self._distributions, self._taps = distributions, taps
         self._counters = Counters.of(n, shape.slots, model.dtype, device)
         self._columns = torch.zeros(rows, n, dtype=torch.int64, device=device)
         self._cache = step_cache(arena, rows, shape.slots, self._columns)
