@@ -176,10 +176,12 @@ def _from_tensor(ids: Tensor | np.ndarray, mask: object) -> Encoded:
 
 
 def _from_list(prompts: Sequence[Any], tokenizer: "Tokenizer | None") -> Encoded:
-    for belongs in (_is_id, _is_message):
-        if belongs(prompts[0]):
-            _check_alike(prompts, belongs)
-            return [[*map(int, prompts)] if belongs is _is_id else _chat(prompts, tokenizer)], True
+    if _is_id(prompts[0]):
+        _check_alike(prompts, _is_id)
+        return [[int(token) for token in prompts]], True
+    if _is_message(prompts[0]):
+        _check_alike(prompts, _is_message)
+        return [_chat(prompts, tokenizer)], True
     rows = []
     for number, prompt in enumerate(prompts):
         named = _numbered(number, len(prompts))

@@ -153,27 +153,25 @@ def test_an_adapter_is_merged_and_changes_the_text(saved: Path, adapter: Path) -
     assert torch.allclose(current(ids).logits, model(ids).logits, atol=1e-4)
 
 
-TOKENS = [3, 4]
-SEPARATE = {"embed_tokens": [3], "lm_head": [5]}
+TOKENS = {"trainable_token_indices": [3, 4]}
+SEPARATE = {"trainable_token_indices": {"embed_tokens": [3], "lm_head": [5]}}
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "fits"),
-    [("LoraConfig", {"target_modules": ["q_proj", "embed_tokens"]}, True)]
-    + [("LoraConfig", {"target_modules": ["lm_head"]}, True)]
-    + [("LoKrConfig", {"target_modules": ["lm_head"]}, True)]
-    + [("LoraConfig", {"target_modules": ["q_proj"], "trainable_token_indices": TOKENS}, True)]
-    + [("LoraConfig", {"target_modules": ["q_proj"], "trainable_token_indices": SEPARATE}, False)]
-    + [("LoraConfig", {"target_modules": ["lm_head"], "trainable_token_indices": TOKENS}, False)],
+    ("kind", "targets", "tokens", "fits"),
+    [("LoraConfig", ["q_proj", "embed_tokens"], {}, True), ("LoraConfig", ["lm_head"], {}, True)]
+    + [("LoKrConfig", ["lm_head"], {}, True), ("LoraConfig", ["q_proj"], TOKENS, True)]
+    + [("LoraConfig", ["q_proj"], SEPARATE, False), ("LoraConfig", ["lm_head"], TOKENS, False)],
 )
 def test_an_adapter_of_tied_embeddings_is_merged_or_refused(
-    tmp_path: Path, kind: str, options: Any, fits: bool, recwarn: pytest.WarningsRecorder
+    tmp_path: Path, kind: str, targets: Any, tokens: Any, fits: bool, recwarn: Any
 ) -> None:
     peft = pytest.importorskip("peft")
     base = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True))
     base.save_pretrained(tmp_path / "base")
     init = "init_lora_weights" if kind == "LoraConfig" else "init_weights"
-    adapted = peft.get_peft_model(base, getattr(peft, kind)(**options, **{init: False}))
+    config = getattr(peft, kind)(target_modules=targets, **tokens, **{init: False})
+    adapted = peft.get_peft_model(base, config)
     for name, weight in adapted.named_parameters():
         weight.data += 0.1 * ("trainable_tokens_delta" in name)
     adapted.save_pretrained(tmp_path / "lora")
@@ -184,7 +182,7 @@ def test_an_adapter_of_tied_embeddings_is_merged_or_refused(
         return
     model, _ = load_model(tmp_path / "base", "cpu", "float32", adapter=tmp_path / "lora")
     assert not [each for each in recwarn if each.category is UserWarning], recwarn.list
-    ids = torch.tensor([[*TOKENS, *tiny.prompt(9)]])
+    ids = torch.tensor([[3, 4, *tiny.prompt(9)]])
     assert torch.allclose(adapted.eval()(ids).logits, model(ids).logits, atol=1e-4)
 
 
