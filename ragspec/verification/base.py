@@ -48,8 +48,12 @@ class TargetModel:
     """
 
     copies: int = 1
+    piece: int | None = None
     chains: bool = False
+    packs: bool = True
     selects_logits: bool = True
+    divisible: bool = True
+    border: int | None = None
     max_slots: int | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -227,9 +227,10 @@ class Lantern(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
+        table = expect_table(self.name, neighbours)
         check_setting("delta", delta)
         self.delta = delta
-        super().__init__(expect_table(self.name, neighbours).nearest(k), tv_budget, least_gain)
+        super().__init__(table.nearest(k), tv_budget, least_gain)
 
     def bound(self, p: float) -> float:
         """Return delta; 0 for a code without probability."""
@@ -258,9 +259,10 @@ class LanternPlus(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
+        table = expect_table(self.name, neighbours)
         check_setting("lam", lam)
         self.lam = lam
-        super().__init__(expect_table(self.name, neighbours).nearest(k), tv_budget, least_gain)
+        super().__init__(table.nearest(k), tv_budget, least_gain)
 
     def bound(self, p: float) -> float:
         """Return (lam - 1) p."""
