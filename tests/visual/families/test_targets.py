@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match=r"2 prompts, of .* each with an unconditional one"):
         ChameleonTarget(model("chameleon"), PROMPTS, [NOTHING] * 3, raster=ROW)
     for wrong in (-1, 49, 1 << 70):
-        with pytest.raises(InputError, match=f"token id {wrong}; expected ids from 0 to 48"):
+        with pytest.raises(InputError, match=f"token id {wrong} in a prompt; expected 0 to 48"):
             ChameleonTarget(model("chameleon"), [[5, wrong, 8]], raster=ROW)
     with pytest.raises(InputError, match="condition ids"):
         Engine(target("janus"), None, drafter=None).generate(PROMPTS[0])
