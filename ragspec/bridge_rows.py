@@ -76,8 +76,7 @@ def _of_row(processor: Any, row: int, rows: BatchRows, memo: dict[int, object]) 
     """Return a processor of one row, with that row's part of the state for all rows."""
     kind, prompt = type(processor).__name__, row // rows.n
     if kind == "PrefixConstrainedLogitsProcessor":
-        allowed = processor._prefix_allowed_tokens_fn
-        return type(processor)(lambda _, ids: allowed(row, ids), 1)
+        return type(processor)(lambda _, ids: processor._prefix_allowed_tokens_fn(row, ids), 1)
     copy: Any = copied(processor, memo)
     if kind == "RepetitionPenaltyLogitsProcessor" and torch.is_tensor(copy.prompt_ignore_length):
         copy.prompt_ignore_length = copy.prompt_ignore_length[row : row + 1]

@@ -35,10 +35,8 @@ class AnswerBatch:
         sampling: Sampling | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._docqa = make()
-        self._column = column
-        self._sampling = sampling
-        self._options = dict(options or {})
+        self._docqa, self._column = make(), column
+        self._sampling, self._options = sampling, dict(options or {})
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the batch with the columns of `answer_questions`."""

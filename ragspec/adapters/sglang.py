@@ -111,8 +111,7 @@ def settle(args: "ServerArgs") -> None:
     args.speculative_eagle_topk = breadth
     if args.speculative_num_steps is None:
         args.speculative_num_steps = max(args.speculative_num_draft_tokens // breadth, 1)
-    paged = (args.page_size or 1) > 1 and args.attention_backend != "flashinfer"
-    if breadth > 1 and paged:
+    if breadth > 1 and (args.page_size or 1) > 1 and args.attention_backend != "flashinfer":
         raise InputError(
             f"got --page-size {args.page_size} with {args.attention_backend}; expected 1, or the "
             "attention backend flashinfer, which alone verifies trees over pages. Or ask for "
@@ -193,9 +192,7 @@ class TreeCorpus:
         tokenizer: "Tokenizer | None" = None,
         chains: bool = False,
     ) -> None:
-        self._nodes = nodes
-        self._vocab_size = vocab_size
-        self._limit = limit
+        self._nodes, self._vocab_size, self._limit = nodes, vocab_size, limit
         self._longest = nodes - 1 if chains else None
         self._drafter = host_drafter(options, tokenizer, vocab_size)
         self._texts: dict[str, HostText] = {}

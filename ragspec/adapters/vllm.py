@@ -130,8 +130,7 @@ class KnownTexts:
     """
 
     def __init__(self, open_text: Callable[[NDArray[np.int32]], HostText], idle: int) -> None:
-        self._open = open_text
-        self._idle = idle
+        self._open, self._idle = open_text, idle
         self._sessions: list[tuple[bytes, HostText]] = []  # the least recently used first
 
     def refresh(self, rows: Iterable[tuple[NDArray[np.int32], list[int]]]) -> list[HostText]:

@@ -30,9 +30,8 @@ def file_state(path: Path) -> tuple[str, int, int, int]:
 def converted_folder(file: Path, dtype: object) -> Path:
     """Return the folder of a GGUF file in a dtype of torch; a changed file has another one."""
     identity = repr((file_state(file), str(dtype), VERSION))
-    name = shortened(file.resolve().stem, 100)
-    name += f"-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    return cache_directory() / "models" / name
+    key = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return cache_directory() / "models" / f"{shortened(file.resolve().stem, 100)}-{key}"
 
 
 def shortened(name: str, most: int) -> str:
@@ -72,8 +71,7 @@ def part_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
 
 def discard(folder: Path, error: Exception) -> None:
     """Delete a damaged folder of the cache, with a warning."""
-    text = f"{folder} is damaged ({error}); it is made anew."
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
+    warnings.warn(f"{folder} is damaged ({error}); it is made anew.", RuntimeWarning, stacklevel=3)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -107,8 +107,7 @@ def publish(
                 remove_empty(root)
             from safetensors import SafetensorError
 
-            full = isinstance(error, OSError | SafetensorError)
-            if full and not isinstance(error, StoreError):
+            if isinstance(error, OSError | SafetensorError) and not isinstance(error, StoreError):
                 raise StoreError(
                     f"{root} cannot be written ({error}); free some room, or name another folder."
                 ) from error

@@ -49,9 +49,7 @@ class DraftCache:
     step_type: type[ForwardStep] = ForwardStep
 
     def __init__(self, model: CausalTarget, vocab_size: int, capacity: int) -> None:
-        self.model = model
-        self.vocab_size = vocab_size
-        self.forwards = 0
+        self.model, self.vocab_size, self.forwards = model, vocab_size, 0
         self._arena: Arena | None = None
         self._cache = SequenceCache(capacity, model.copies)
         if model.runner is not None:
@@ -130,8 +128,7 @@ class DraftCache:
         for row, path in zip(related, self._ancestors[before:], strict=True):
             row[path] = True
         positions = [len(self) - 1 + len(path) for path in self._ancestors]
-        visible = None if n == 1 and related.all() else related
-        return self._forward(tokens, positions, visible, n)
+        return self._forward(tokens, positions, None if n == 1 and related.all() else related, n)
 
     def _extend_path(self, first: int) -> Tensor:
         """Read the slots from `first` on, chain by chain, as branches cannot share a forward.

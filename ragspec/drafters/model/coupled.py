@@ -43,9 +43,7 @@ class CoupledGrowth(Growth):
         self, distribution: TokenDistribution, name: str, width: int, kind: DraftKind
     ) -> None:
         super().__init__(distribution, name, kind)
-        self.width = width
-        self.error = _ERROR
-        self.typical = _TYPICAL
+        self.width, self.error, self.typical = width, _ERROR, _TYPICAL
         self._first: dict[int, tuple[int, float]] = {}  # first candidate and its agreement
         self._known: list[tuple[Sequence[int], Tensor, Tensor]] = []
         self._noise: dict[int, Tensor] = {}

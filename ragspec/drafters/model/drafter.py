@@ -156,8 +156,7 @@ class ModelSession(DraftSession):
         gain = required_gain(self._settings.min_expected_gain, self._milliseconds, rate)
         began, before = perf_counter(), cache.forwards
         tree = self._growth.grow(DraftState(cache, context, budget, depth, gain))
-        milliseconds = 1000.0 * (perf_counter() - began)
-        self._milliseconds.append(milliseconds / (cache.forwards - before))
+        self._milliseconds.append(1000.0 * (perf_counter() - began) / (cache.forwards - before))
         return tree
 
     def distributions(self) -> list[KnownDistribution]:

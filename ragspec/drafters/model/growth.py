@@ -106,9 +106,7 @@ class Growth(ABC):
     _draft: DraftState  # the current draft, or the last one
 
     def __init__(self, distribution: TokenDistribution, name: str, kind: DraftKind) -> None:
-        self.distribution = distribution
-        self.name = name
-        self.kind = kind
+        self.distribution, self.name, self.kind = distribution, name, kind
         self._nodes = DraftNodes()
         self._selection: Sequence[int] = ()  # the nodes of the tree
 

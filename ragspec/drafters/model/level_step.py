@@ -89,12 +89,9 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         self._model, self._masks = target.model, runner.masks
         self._keeps, self._input_size = target.keeps_logits, target.input_size
         self._windows = tuple(dict.fromkeys(runner.masks.windows.values()))
-        self._k = shape.choices
         self._bounds = read.bounds
-        self._picks = [
-            torch.tensor(read.picks(level, self._k), device=device)
-            for level in range(len(read.bounds))
-        ]
+        picks = (read.picks(level, shape.choices) for level in range(len(read.bounds)))
+        self._picks = [torch.tensor(each, device=device) for each in picks]
         self._chain = _still(range(ROOT, shape.pending - 1), device)
         self._tree = _still(read.parents, device)
         self._counters = {
@@ -165,7 +162,7 @@ class LevelStep(FixedStep[tuple[Tensor]]):
 
     def _best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         scores = logits if logits.dtype == torch.float64 else logits.float()
-        values, tokens = scores.topk(self._k, dim=-1)
+        values, tokens = scores.topk(self.shape.choices, dim=-1)
         return tokens, values.double()
 
 

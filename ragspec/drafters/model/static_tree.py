@@ -23,8 +23,7 @@ class StaticGrowth(CoupledGrowth):
         self, distribution: TokenDistribution, name: str, shape: TreeShape, kind: DraftKind
     ) -> None:
         super().__init__(distribution, name, shape.width, kind)
-        self.shape = shape
-        self._candidates = shape.width
+        self.shape, self._candidates = shape, shape.width
         self._children: dict[int, list[tuple[int, int]]] = {}  # rank and place, by parent place
         places = zip(shape.parents, shape.ranks, range(len(shape.ranks)), strict=True)
         for parent, rank, place in sorted(places):
