@@ -130,7 +130,8 @@ def resolve(kind: str, name: str) -> Any:
         MissingExtraError: The object needs a package that is not installed.
         InputError: The entry point of another package leads to no object of this kind.
     """
-    expect_known(kind, [name], table := names(kind))
+    table = names(kind)
+    expect_known(kind, [name], table)
     module, _, attribute = table[name].partition(":")
     try:
         with optional_packages():

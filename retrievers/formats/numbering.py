@@ -80,13 +80,18 @@ def number_slide(root: "_Element") -> None:
 
 
 class Level(NamedTuple):
-    """One level of a list."""
+    """One level of a list.
+
+    Attributes:
+        restart: The level begins again after one above this; by default after any above itself.
+        in_digits: Whether numbers of levels above are written in digits, too.
+    """
 
     start: int
     form: str
     text: str
-    restart: int  # the level begins again after one above this, by default any above itself
-    in_digits: bool  # are numbers of levels above written in digits, too?
+    restart: int
+    in_digits: bool
     style: str
 
     @classmethod
@@ -106,7 +111,9 @@ class Level(NamedTuple):
 class Numbering:
     """The numbers of a file's lists, counted in the order of its paragraphs.
 
-    Definitions may name a style in place of levels; `linked` has the list of each style.
+    Args:
+        part: The definitions and lists of a file.
+        linked: The list of each style, for definitions that name a style in place of levels.
     """
 
     def __init__(self, part: "_Element", linked: Mapping[str, str]) -> None:
@@ -130,7 +137,11 @@ class Numbering:
             self._restarts |= {(number, whole(n)) for n, start in starts.items() if start}
 
     def label(self, number: str, place: str, style: str) -> str:
-        """Count the next paragraph of a list at a level, or that of its style; return its label."""
+        """Count the next paragraph of a list, and return its label; "" for a bullet or none.
+
+        Args:
+            place: Its level, "" for that of its style.
+        """
         key, levels = self._lists.get(number, ("", {}))
         at = whole(place, next((n for n, e in levels.items() if e.style == style != ""), 0))
         if at not in levels:

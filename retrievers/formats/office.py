@@ -59,9 +59,17 @@ def read_part(
     styles: Mapping[str, Style] = MappingProxyType({}),
     numbering: Numbering | None = None,
 ) -> Extract:
-    """Return the text of a tree; add to the counts of notes, and to the labels of footnotes."""
+    """Return the text of a tree of Office Open XML.
+
+    Args:
+        counts: What notes report, and how often; it is added to.
+        labels: The label of each note at the foot, by the name of its references and its id; it is
+            added to.
+        styles: The styles of paragraphs and characters by name.
+    """
     from lxml import etree
 
+    numbers = Counter[str]()  # of notes at the foot, by the name of their references
     parser = etree.XMLParser(recover=True, resolve_entities=False)  # an undefined entity stays one
     root = etree.fromstring(etree.tostring(part), parser)
     for row in list(root.iterfind(".//{*}tr/{*}trPr/{*}del/../..")):
@@ -97,10 +105,11 @@ def read_part(
         elif name == "r":
             element.tag = shape_of(element)
         elif name in LABELS:
-            count = 1 + sum(kind == name and each != "" for (kind, _), each in labels.items())
+            key = name, attribute(element, "id")
             is_counted = attribute(element, "customMarkFollows") in ("", *OFF)
-            label = LABELS[name].format(count) if is_counted else ""
-            element.text = labels.setdefault((name, attribute(element, "id")), label)
+            numbers[name] += is_counted and key not in labels
+            mark = LABELS[name].format(numbers[name]) if is_counted else ""
+            element.text = labels.setdefault(key, mark)
     return read_tree(root)
 
 
