@@ -226,14 +226,14 @@ def docx(path: Path) -> None:
     table.rows[1].height = 9
     etree.SubElement(table.rows[0]._tr, f"{{{WORD}}}sdt").append(table.rows[0]._tr.tc_lst[1])
     etree.SubElement(table.rows[2]._tr.get_or_add_trPr(), f"{{{WORD}}}del")
-    before = etree.SubElement(table.rows[1]._tr.get_or_add_trPr(), f"{{{WORD}}}gridBefore")
-    before.set(f"{{{WORD}}}val", "2")
-    before = etree.SubElement(table.rows[0]._tr.get_or_add_trPr(), f"{{{WORD}}}gridBefore")
-    before.set(f"{{{WORD}}}val", "0")
+    for row, count in ((1, "2"), (0, "0")):
+        before = etree.SubElement(table.rows[row]._tr.get_or_add_trPr(), f"{{{WORD}}}gridBefore")
+        before.set(f"{{{WORD}}}val", count)
     custom = {f"{{{WORD}}}id": "1", f"{{{WORD}}}customMarkFollows": "1"}
     etree.SubElement(line.add_run()._r, f"{{{WORD}}}footnoteReference", custom)
     for kind in ("footnote", "endnote"):
-        etree.SubElement(line.add_run()._r, f"{{{WORD}}}{kind}Reference", {f"{{{WORD}}}id": "2"})
+        for each in ({f"{{{WORD}}}id": number} for number in "223"):
+            etree.SubElement(line.add_run()._r, f"{{{WORD}}}{kind}Reference", each)
         style = '<w:pPr><w:pStyle w:val="ListNumber"/></w:pPr>'
         note = f"<w:p>{style}<w:r><w:t>{kind}</w:t></w:r></w:p>"
         blob = f'<n xmlns:w="{WORD}"><n id="2">{note}</n></n>'.encode()
@@ -331,9 +331,9 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     (
         "a.docx",
         docx,
-        "The pump\n\nIt lifts 10^6 litres of CO₂~~5~~ 67[1][endnote 1]\n\nPart\tPrice\n"
-        "\t\tSeal\t4.50\n\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n7 €\n\n8 €\n\n"
-        "[1] 1. footnote\n\n[endnote 1] 2. endnote",
+        "The pump\n\nIt lifts 10^6 litres of CO₂~~5~~ 67[1][1][2][endnote 1][endnote 1][endnote 2]"
+        "\n\nPart\tPrice\n\t\tSeal\t4.50\n\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n7 €"
+        "\n\n8 €\n\n[1] 1. footnote\n\n[endnote 1] 2. endnote",
         "The pump",
         ["1 headers and footers", "2 tracked deletions", "1 runs of hidden text", "1 symbols"],
     ),
