@@ -1,4 +1,4 @@
-"""How far int8 weights and llama.cpp's Q8_0 lie from float32, position by position of documents.
+"""How far int8, int4 and llama.cpp's Q8_0 lie from float32, position by position of documents.
 
     OMP_NUM_THREADS=1 python benchmarks/agreement.py [--model smollm2] [--positions 3800]
 
@@ -22,6 +22,7 @@ from rivals import served, write_q8_0
 from torch import Tensor
 
 from ragspec.models.load import load_model
+from ragspec.models.quantized import SMALL
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.open import open_target
 
@@ -80,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     model, tokenizer = load_model(options.model, "cpu", "float32")
     truth = by_target(model)
-    others = {"int8": by_target(load_model(options.model, "cpu", "int8")[0])}
+    others = {each: by_target(load_model(options.model, "cpu", each)[0]) for each in SMALL}
     with tempfile.TemporaryDirectory() as folder:
         if find_spec("xllamacpp") is None:
             print("llama.cpp is left out: xllamacpp is not installed", flush=True)

@@ -16,6 +16,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.handle import Stream
 from ragspec.engine.request import check_options
 from ragspec.errors import InputError
+from ragspec.models.quantized import count_weights
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.citations import find_evidence
 from ragspec.pipelines.answering.prompt import Prompt, clean_question
@@ -202,7 +203,7 @@ class Answerer(ABC):
     def read_hits(self, result: SearchResult) -> Sequence[Hit]:
         """Return what the engine reads of a search: the passages or the best sentence."""
         chat = self._top_k is None and is_chat(self.engine.tokenizer)
-        if chat and result.sentences and self.engine.target.loaded.num_parameters() < SMALL:
+        if chat and result.sentences and count_weights(self.engine.target.loaded) < SMALL:
             return [result.sentences[0].alone]
         return result.hits
 

@@ -45,8 +45,8 @@ class PlaceOptions:
     """The device of models and their data type."""
 
     device: str = setting("auto", "Device: auto, cpu, or an accelerator such as cuda.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64", "int8"] = setting(
-        "auto", "Data type: auto, float32, bfloat16, float16, float64; or int8 weights."
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64", "int8", "int4"] = setting(
+        "auto", "Data type: auto, float32, bfloat16, float16, float64; or int8 or int4 weights."
     )
 
     def __post_init__(self) -> None:

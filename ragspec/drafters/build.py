@@ -10,7 +10,7 @@ from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Sources, build
 from ragspec.errors import InputError
-from ragspec.models.quantized import INT8, weights_of
+from ragspec.models.quantized import SMALL
 from ragspec.models.vocabulary import check_vocabulary
 from ragspec.registry import resolve
 from ragspec.rules.base import Rule
@@ -107,7 +107,7 @@ def model_drafter(
     from ragspec.verification.open import load_target
 
     if isinstance(draft_model, (str, Path)):
-        dtype = "auto" if weights_of(target.loaded) == INT8 else target.dtype
+        dtype = "auto" if target.weights in SMALL else target.dtype
         runtime = "auto" if target.detour or target.runtime == "onnx" else "torch"
         draft_model = load_target(draft_model, target.device, dtype, static="off", runtime=runtime)
     model, draft_tokenizer = draft_model if isinstance(draft_model, tuple) else (draft_model, None)

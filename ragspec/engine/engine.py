@@ -108,7 +108,7 @@ class Engine:
         Args:
             device, device_map, adapter: See `load_model`.
             options: static and runtime, see `open_target`; max_batch_size, rule.
-            dtype: "float32", "bfloat16", "float16", "int8" or "auto". On a CPU "auto" is
+            dtype: "float32", "bfloat16", "float16", "int8", "int4" or "auto". On a CPU "auto" is
                 float32, and "int8" for models of 100 million weights that ONNX Runtime can run; on
                 an accelerator it is the checkpoint's.
 

@@ -15,7 +15,6 @@ from ragspec.drafters.build import with_prediction
 from ragspec.engine.request import Request
 from ragspec.errors import InputError, RuleError
 from ragspec.models.device import out_of_memory
-from ragspec.models.quantized import weights_of
 from ragspec.needs import Needs, match
 from ragspec.reports.generation import Generation, report_of
 from ragspec.reports.report import label_of
@@ -189,7 +188,7 @@ class Sequence:
             drift=None if self.transform is None else self.transform.drift,
             static=parts.target.static,
             runtime=parts.target.runtime,
-            weights=weights_of(parts.target.loaded),
+            weights=parts.target.weights,
         )
         return Generation(
             text=self.stop.text,

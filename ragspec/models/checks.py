@@ -98,7 +98,7 @@ def check_runtime(runtime: str, device: object, dtype: object, static: str) -> N
     elif str(device) not in ("auto", "cpu"):
         reason = f"it runs on the CPU, not on {device}"
     elif DTYPES.get(str(dtype), "float32") != "float32":
-        reason = f"its dtype is {dtype}, not float32 or int8"
+        reason = f"its dtype is {dtype}, not float32, int8 or int4"
     if runtime == "onnx" and reason:
         raise UnsupportedModelError(
             f"ONNX Runtime cannot run the model: {reason}. Use runtime='auto'."

@@ -12,7 +12,7 @@ from ragspec.errors import ModelError, UnsupportedModelError
 from ragspec.models import checks
 from ragspec.models.device import out_of_memory, pick_device, pick_dtype
 from ragspec.models.gguf import converted_folder, discard, keep_converted
-from ragspec.models.quantized import INT8, expect_package, quantized
+from ragspec.models.quantized import SMALL, expect_package, quantized
 from ragspec.models.resolve import ModelOrigin, ResolvedModel, resolve_model
 from ragspec.models.supported import check_config
 from ragspec.types import PreTrainedConfig, PreTrainedModel, Tokenizer
@@ -98,7 +98,7 @@ def load_model(
 
     Args:
         device_map: Distributes the layers, as in accelerate: "auto", "balanced" or by module.
-        dtype: "auto", a floating dtype, or "int8"; see `pick_dtype` and `quantized`.
+        dtype: "auto", a floating dtype, "int8" or "int4"; see `pick_dtype` and `quantized`.
         adapter: See `with_adapter`.
 
     Raises:
@@ -114,7 +114,7 @@ def load_model(
     if isinstance(device_map, str) and device_map not in checks.MAPS:
         pick_device(device_map)  # raises for a device that is not there
     place = pick_device(device)
-    kind = pick_dtype("auto" if dtype == INT8 else dtype, place, [INT8])
+    kind = pick_dtype("auto" if dtype in SMALL else dtype, place, SMALL)
     weights = {"dtype": kind, "device_map": device_map}
     if source.file is None:
         model, tokenizer = _read(f"{name} was found at", source.folder, LOCAL, weights)
@@ -123,8 +123,8 @@ def load_model(
     model = model.eval() if device_map is not None else model.to(place).eval()
     if adapter is not None:
         model = with_adapter(model, adapter)
-    if dtype == INT8:
-        model = quantized(model)
+    if dtype in SMALL:
+        model = quantized(model, str(dtype))
     return model, tokenizer
 
 

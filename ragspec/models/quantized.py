@@ -1,11 +1,14 @@
-"""Linear layers whose weights are integers of 8 bits, in blocks with one scale each.
+"""Linear layers whose weights are integers of 8 or 4 bits, in blocks with one scale each.
 
-ONNX Runtime multiplies by them as they are stored, and rounds its inputs to 8 bits by blocks too. A
-weight is s q with |q| <= 127 and s = max |w| / 127 of its block. Blocks of 32 give weights of
-llama.cpp's Q8_0 back as they were stored; other models have blocks of 64, which take less time. An
-input that is far larger than its neighbours would leave them few of the 255 steps, so those that a
-norm returns are evened out first. Four bits by rounding alone are not offered: SmolLM2 agreed with
-itself in float32 on .65 of all tokens.
+ONNX Runtime multiplies by them as they are stored, and rounds its inputs to 8 bits by blocks too.
+In 8 bits a weight is s q with |q| <= 127 and s = max |w| / 127 of its block. Blocks of 32 give
+weights of llama.cpp's Q8_0 back as they were stored; other models have blocks of 64, which take
+less time. An input that is far larger than its neighbours would leave them few of the 255 steps, so
+those that a norm returns are evened out first.
+
+In 4 bits a weight is s (q - z) with 0 <= q, z <= 15, in blocks of 32. Rounding alone would spoil
+small models. So s and z are those of the least error of the output, inputs are evened out in every
+layer, as in AWQ (arXiv 2306.00978), and the output head stays in 8 bits.
 """
 
 from __future__ import annotations
@@ -36,10 +39,13 @@ BLOCK = 32  # weights of one scale, as in Q8_0
 WIDE = 64  # those of other models
 CENTRE = 128  # stored for 0 in 8 bits
 GROUP = 128  # inputs that the runtime's products take at once; the rest costs far more
-INT8 = "int8"
+INT8, INT4 = SMALL = ("int8", "int4")
+SHRINKS = 11  # ranges of a block that are tried in 4 bits, each 4 % less
+ROWS = 256  # of weights that are rounded to 4 bits at once, as caches hold them
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 OPSET, IR_VERSION = 20, 10
 PACKAGES = ("onnxruntime", "onnx")
+Group = tuple[Tensor, list[nn.Linear]]  # inputs [.., K], and the layers that read them
 Place = Mapping[str, str]  # the external data of a weight in ONNX's format
 IN_MEMORY: Place = MappingProxyType({"location": "memory"})
 SETTINGS = (
@@ -59,8 +65,9 @@ class BlockLinear(nn.Module):
     On a CPU it runs on ONNX Runtime. Elsewhere the weights are made floats for every call.
 
     Attributes:
-        codes: q + 128, u8 [N, K / B, B].
+        codes: q + 128, u8 [N, K / B, B]; in 4 bits q, two in a byte, u8 [N, K / B, B / 2].
         scales: [N, K / B].
+        zeros: z, two in a byte, u8 [N, ceil(K / 2 B)]; None in 8 bits.
         factors: Powers of two by which inputs are multiplied first, [K]; None for 1.
     """
 
@@ -68,24 +75,41 @@ class BlockLinear(nn.Module):
         self,
         codes: Tensor,
         scales: Tensor,
+        zeros: Tensor | None = None,
         bias: Tensor | None = None,
         factors: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features = codes[0].numel(), len(codes)
+        self.bits = 8 if zeros is None else 4
+        self.block = codes.shape[2] * 8 // self.bits
+        self.in_features, self.out_features = self.block * codes.shape[1], len(codes)
         self.codes, self.scales = (nn.Parameter(x, requires_grad=False) for x in (codes, scales))
-        self.bias, self.factors = (
-            None if x is None else nn.Parameter(x, requires_grad=False) for x in (bias, factors)
+        self.zeros, self.bias, self.factors = (
+            None if x is None else nn.Parameter(x, requires_grad=False)
+            for x in (zeros, bias, factors)
         )
 
     @classmethod
     def of(
-        cls, linear: nn.Linear, block: int = BLOCK, factors: Tensor | None = None
+        cls,
+        linear: nn.Linear,
+        block: int = BLOCK,
+        factors: Tensor | None = None,
+        sizes: Tensor | None = None,
     ) -> BlockLinear:
-        """Return a linear layer with its weights rounded."""
+        """Return a linear layer with its weights rounded to 8 bits.
+
+        Args:
+            sizes: Mean squares of the inputs, by which they are rounded to 4 bits, [K].
+        """
         weight = linear.weight.detach()
         weight = weight if factors is None else weight / factors
-        return cls(*in_blocks(weight, block), linear.bias, factors)
+        if sizes is None:
+            return cls(*in_blocks(weight, block), None, linear.bias, factors)
+        sizes = sizes if factors is None else sizes * factors.square()
+        parts = [in_four_bits(rows, sizes) for rows in torch.split(weight, ROWS)]
+        codes, scales, zeros = map(torch.cat, zip(*parts, strict=True))
+        return cls(codes, scales, zeros, linear.bias, factors)
 
     @classmethod
     def joined(cls, layers: Sequence[BlockLinear]) -> BlockLinear:
@@ -94,29 +118,35 @@ class BlockLinear(nn.Module):
             torch.cat([getattr(layer, part).detach() for layer in layers])
             for part in ("codes", "scales")
         )
+        zeros = [layer.zeros.detach() for layer in layers if layer.zeros is not None]
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        return cls(codes, scales, torch.cat(biases) if biases else None, layers[0].factors)
+        centres, bias = (torch.cat(each) if each else None for each in (zeros, biases))
+        return cls(codes, scales, centres, bias, layers[0].factors)
 
     def padded(self) -> BlockLinear:
         """Return the layer whose inputs, by its factors, zeros bring to a multiple of `GROUP`."""
-        more = -self.in_features % GROUP // self.codes.shape[2]
+        more = -self.in_features % GROUP // self.block
         codes = functional.pad(self.codes.detach(), (0, 0, 0, more))  # of scale 0
-        return BlockLinear(codes, functional.pad(self.scales.detach(), (0, more)), self.bias)
+        scales, zeros = functional.pad(self.scales.detach(), (0, more)), None
+        if self.zeros is not None:
+            zeros = functional.pad(self.zeros, (0, -(-scales.shape[1] // 2) - self.zeros.shape[1]))
+        return BlockLinear(codes, scales, zeros, self.bias)
 
     def rows(self, index: Tensor) -> BlockLinear:
         """Return the layer of some outputs."""
-        bias = None if self.bias is None else self.bias[index]
-        return BlockLinear(self.codes[index], self.scales[index], bias, self.factors)
+        zeros, bias = (None if each is None else each[index] for each in (self.zeros, self.bias))
+        return BlockLinear(self.codes[index], self.scales[index], zeros, bias, self.factors)
 
     @property
     def weight(self) -> Tensor:
         """The weights as floats [N, K]."""
-        return block_floats(self.codes, self.scales, self.factors)
+        return block_floats(self.codes, self.scales, self.factors, self.zeros)
 
     @property
     def operands(self) -> dict[str, Tensor]:
         """The inputs of `node` beside x, by name."""
-        return {"codes": self.codes.detach(), "scales": self.scales.detach()}
+        parts = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros}
+        return {name: part.detach() for name, part in parts.items() if part is not None}
 
     def node(self, x: str, operands: list[str], name: str) -> NodeProto:
         """Return the node of a graph that multiplies by the weights, without the bias."""
@@ -129,8 +159,8 @@ class BlockLinear(nn.Module):
             domain=MICROSOFT,
             K=self.in_features,
             N=self.out_features,
-            bits=8,
-            block_size=self.codes.shape[2],
+            bits=self.bits,
+            block_size=self.block,
             accuracy_level=4,  # inputs in 8 bits
         )
 
@@ -174,16 +204,56 @@ def in_blocks(
     return codes.to(torch.uint8), scales
 
 
-def block_floats(codes: Tensor, scales: Tensor, factors: Tensor | None = None) -> Tensor:
-    """Return weights as floats: codes [.., K / B, B] and scales [.., K / B] -> [.., K]."""
-    weights = ((codes.to(scales.dtype) - CENTRE) * scales[..., None]).flatten(-2)
+def in_four_bits(weights: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weights [N, K] as codes, scales and zeros of 4 bits; see `BlockLinear`.
+
+    Args:
+        sizes: Mean squares of the inputs [K], which weigh the errors.
+    """
+    blocks, sizes = weights.reshape(len(weights), -1, BLOCK), sizes.reshape(-1, BLOCK)
+    low, high = blocks.amin(-1, True).clamp(max=0), blocks.amax(-1, True).clamp(min=0)
+    widest = torch.where(high > low, (high - low) / 15, 1.0)
+    zeros, scales, least = (-low / widest).round(), widest, torch.full_like(widest, torch.inf)
+    codes = zeros
+    for shrink in range(SHRINKS):
+        tried = widest * (1 - 0.04 * shrink)
+        rounded = (blocks / tried + zeros).round().clamp(0, 15)
+        errors = (((rounded - zeros) * tried - blocks).square() * sizes).sum(-1, True)
+        better = errors < least
+        codes, scales = torch.where(better, rounded, codes), torch.where(better, tried, scales)
+        least = torch.minimum(errors, least)
+    pairs = functional.pad(zeros[..., 0], (0, zeros.shape[1] % 2))
+    return _in_bytes(codes), scales[..., 0], _in_bytes(pairs)
+
+
+def _in_bytes(numbers: Tensor) -> Tensor:
+    """Store two numbers of 4 bits in a byte, [.., 2 n] -> u8 [.., n]."""
+    numbers = numbers.to(torch.uint8)
+    return numbers[..., ::2] | numbers[..., 1::2] << 4
+
+
+def _of_bytes(numbers: Tensor) -> Tensor:
+    return torch.stack([numbers & 15, numbers >> 4], -1).flatten(-2)
+
+
+def block_floats(
+    codes: Tensor, scales: Tensor, factors: Tensor | None = None, zeros: Tensor | None = None
+) -> Tensor:
+    """Return weights as floats, [.., K], of parts of a `BlockLinear`."""
+    centre: Tensor | int = CENTRE
+    if zeros is not None:
+        codes, centre = _of_bytes(codes), _of_bytes(zeros)[..., : codes.shape[-2], None]
+    weights = ((codes.to(scales.dtype) - centre) * scales[..., None]).flatten(-2)
     return weights if factors is None else weights * factors
 
 
-def quantized(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with linear weights in 8 bits, and an embedding tied to one of them.
+def quantized(model: PreTrainedModel, dtype: str = INT8) -> PreTrainedModel:
+    """Return the model with linear weights in 8 or 4 bits, and an embedding tied to one of them.
 
     It is another model with other tokens. Speculative decoding is as exact for it as for any.
+
+    Args:
+        dtype: One of `SMALL`.
 
     Raises:
         MissingExtraError: ONNX Runtime is not installed.
@@ -191,29 +261,36 @@ def quantized(model: PreTrainedModel) -> PreTrainedModel:
     """
     if model.device.type != "cpu":
         raise ModelError(
-            f"got dtype='int8' on {model.device}; expected a CPU. Pass a model to the engine that "
-            "transformers has quantized there (quantization_config=)."
+            f"got dtype={dtype!r} on {model.device}; expected a CPU. Pass a model to the engine "
+            "that transformers has quantized there (quantization_config=)."
         )
     expect_package(missing_package() or PACKAGES[0])
-    embedding = model.get_input_embeddings()
-    floating = all(each.is_floating_point() for each in model.parameters())
-    wide = {each for each in model.modules() if floating and _fits(each, WIDE) and _off_grid(each)}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    floating, groups = all(each.is_floating_point() for each in model.parameters()), list[Group]()
+    every = [each for each in model.modules() if floating and _fits(each)]
+    exact = head, *(x for x in every if x.weight is embedding.weight)
+    small = {x for x in every if dtype == INT4 and x not in exact}
+    wide = {x for x in every if x not in small and _fits(x, WIDE) and _off_grid(x)}
     try:
-        factors = input_factors(model, wide) if wide else {}
+        groups = input_groups(model, dtype == INT4) if wide or small else []
     except Exception:  # its forward asks for other inputs; small blocks bear inputs as they are
-        wide, factors = set(), {}
+        wide = set()
+    factors = input_factors(groups, wide | small, 0.3 if small else 0.5)
+    sizes = {each: x.float().square().flatten(0, -2).mean(0) for x, of in groups for each in of}
 
     def store(linear: nn.Linear) -> BlockLinear:
-        return BlockLinear.of(linear, WIDE if linear in wide else BLOCK, factors.get(linear))
+        block = WIDE if linear in wide else BLOCK
+        weights = sizes.get(linear, torch.ones(linear.in_features)) if linear in small else None
+        return BlockLinear.of(linear, block, factors.get(linear), weights)
 
-    linears = replace_linears(model, store) if floating else {}
+    linears = replace_linears(model, store) if every else {}
     if not linears:
         layers = model.named_modules() if floating else ()
         odd = (f"{n} with {x.in_features}" for n, x in layers if type(x) is nn.Linear)
         raise ModelError(
             f"{type(model).__name__} cannot be quantized; expected floating weights, and linear "
             f"layers whose inputs are a multiple of {BLOCK}, got "
-            f"{next(odd, 'none of these')}. Leave dtype='int8' out."
+            f"{next(odd, 'none of these')}. Leave dtype={dtype!r} out."
         )
     for linear, block in linears.items():
         if linear.weight is embedding.weight:
@@ -225,46 +302,56 @@ def quantized(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def input_factors(model: PreTrainedModel, linears: Container[nn.Linear]) -> dict[nn.Linear, Tensor]:
-    """Return powers of two that even out what linear layers read from a norm, [K] each.
+def input_factors(
+    groups: Iterable[Group], linears: Container[nn.Linear], alpha: float
+) -> dict[nn.Linear, Tensor]:
+    """Return powers of two that even out the inputs of linear layers, [K] each.
 
-    The mean sizes of both for some random tokens are brought together, as in SmoothQuant with an
-    alpha of 1/2 (arXiv 2211.10438). Powers of two commute with rounding, so that a norm's own
-    weight may have them. The layers that read a norm share them.
+    The mean sizes of inputs and weights are brought together, as in SmoothQuant (arXiv 2211.10438).
+    Powers of two commute with rounding, so that a norm's own weight may have them. The layers of a
+    group share them.
     """
-    vocab_size, seed = len(model.get_input_embeddings().weight), torch.Generator().manual_seed(0)
-    length = min(64, getattr(model.config, "max_position_embeddings", None) or 64)
-    ids = torch.randint(vocab_size, (1, length), generator=seed, device="cpu")
-    training = [each for each in model.modules() if each.training]
-    try:
-        heard = _readers_of_norms(model.eval(), ids)
-    finally:
-        for module in training:
-            module.training = True
     factors = dict[nn.Linear, Tensor]()
-    for out, readers in heard:
+    for inputs, readers in groups:
         if readers and all(each in linears for each in readers):
             weights = torch.cat([each.weight.detach() for each in readers]).float()
-            ratio = weights.square().mean(0).sqrt() / out.float().abs().flatten(0, -2).mean(0)
-            ratio = ratio.nan_to_num(1.0).clamp(1e-8, 1e8)  # a dead channel has 0 / 0
-            factors |= dict.fromkeys(readers, ratio.log2().div(2).round().exp2().to(out.dtype))
+            ratio = weights.square().mean(0).sqrt() / inputs.float().abs().flatten(0, -2).mean(0)
+            exponents = ratio.nan_to_num(1.0).clamp(1e-8, 1e8).log2()  # a dead channel has 0 / 0
+            evened = exponents.mul(alpha).round().exp2().to(inputs.dtype)
+            factors |= dict.fromkeys(readers, evened)
     return factors
 
 
-def _readers_of_norms(
-    model: PreTrainedModel, ids: Tensor
-) -> Iterable[tuple[Tensor, list[nn.Linear]]]:
-    """Return what each norm returns for some tokens, and the linear layers that read it."""
-    normed = dict[int, tuple[Tensor, list[nn.Linear]]]()  # by address, which views share
+def input_groups(model: PreTrainedModel, every: bool) -> list[Group]:
+    """Return what norms return for some random tokens, and the linear layers that read it.
+
+    Args:
+        every: Return all other inputs of linear layers, too.
+    """
+    vocab_size, seed = len(model.get_input_embeddings().weight), torch.Generator().manual_seed(0)
+    most = 256 if every else 64
+    length = min(most, getattr(model.config, "max_position_embeddings", None) or most)
+    ids = torch.randint(vocab_size, (1, length), generator=seed, device="cpu")
+    training = [each for each in model.modules() if each.training]
+    try:
+        return [*_listened(model.eval(), ids, every)]
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _listened(model: PreTrainedModel, ids: Tensor, every: bool) -> Iterable[Group]:
+    groups = dict[int, Group]()  # by address, which views share
 
     def note(_norm: nn.Module, _args: object, out: object) -> None:
         if isinstance(out, Tensor):
-            normed[out.data_ptr()] = out, []
+            groups[out.data_ptr()] = out, []
 
-    def read(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def read(linear: nn.Linear, args: tuple[Tensor, ...]) -> None:
         for x in args:
-            out, readers = normed.get(x.data_ptr(), (x[..., :0], []))
-            if isinstance(linear, nn.Linear) and x.shape[-1] == out.shape[-1]:  # not by heads
+            other = x if every else x[..., :0]
+            inputs, readers = groups.setdefault(x.data_ptr(), (other, []))
+            if x.shape[-1] == inputs.shape[-1]:  # not by heads
                 readers.append(linear)
 
     hooks = list[RemovableHandle]()
@@ -279,7 +366,7 @@ def _readers_of_norms(
     finally:
         for hook in hooks:
             hook.remove()
-    return normed.values()
+    return groups.values()
 
 
 def replace_linears(
@@ -305,9 +392,15 @@ def _off_grid(linear: nn.Linear) -> bool:
 
 
 def weights_of(model: nn.Module) -> str:
-    """Return what a model's weights are stored in: "int8" or its dtype."""
-    blocks = any(isinstance(module, BlockLinear) for module in model.modules())
-    return INT8 if blocks else str(model.dtype).removeprefix("torch.")
+    """Return what a model's weights are stored in: "int8", "int4" or its dtype."""
+    bits = {module.bits for module in model.modules() if isinstance(module, BlockLinear)}
+    return f"int{min(bits)}" if bits else str(model.dtype).removeprefix("torch.")
+
+
+def count_weights(model: PreTrainedModel) -> int:
+    """Return the number of a model's weights, also where a byte holds two."""
+    blocks = [each for each in model.modules() if isinstance(each, BlockLinear)]
+    return int(model.num_parameters()) + sum(x.codes.numel() for x in blocks if x.bits == 4)
 
 
 LEAST = 100_000_000  # weights of a model that `stored_small` quantizes

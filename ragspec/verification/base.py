@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ragspec.errors import ModelError
 from ragspec.models.device import input_device, rounds
+from ragspec.models.quantized import weights_of
 from ragspec.models.supported import unwrapped
 from ragspec.needs import HiddenStates
 from ragspec.sampling.distribution import TokenDistribution
@@ -80,6 +81,11 @@ class TargetModel:
     def loaded(self) -> PreTrainedModel:
         """The model, or a stand-in until something needs its modules; see `CachedTarget`."""
         return self.model
+
+    @property
+    def weights(self) -> str:
+        """What the model's weights are stored in; see `weights_of`."""
+        return weights_of(self.loaded)
 
     @property
     def device(self) -> torch.device:

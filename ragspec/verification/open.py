@@ -14,7 +14,7 @@ from ragspec.errors import UnsupportedModelError
 from ragspec.models.checks import check_runtime, check_static
 from ragspec.models.device import as_loaded, is_cuda, release_memory
 from ragspec.models.load import DeviceMap, load_model
-from ragspec.models.quantized import INT8, SESSIONS, stored_small
+from ragspec.models.quantized import SESSIONS, SMALL, stored_small
 from ragspec.models.resolve import head_folder, next_tokens_file
 from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped
 from ragspec.trees.draft_tree import DraftTree
@@ -79,7 +79,7 @@ def load_target(
 ) -> tuple[CausalTarget, Tokenizer]:
     """Return (target, tokenizer) of a model given by path or name.
 
-    A model in 8 bits that runs on ONNX Runtime is opened from its cached graph; see `CachedGraph`.
+    One in 8 or 4 bits that runs on ONNX Runtime is opened from its cached graph; see `CachedGraph`.
 
     Args:
         device, dtype, device_map, adapter: See `load_model`; "auto" stores large models in 8 bits.
@@ -90,7 +90,7 @@ def load_target(
     """
     check_runtime(runtime, device, dtype, static)
     cached = None
-    plain = device_map is None and adapter is None and dtype in ("auto", INT8)
+    plain = device_map is None and adapter is None and dtype in ("auto", *SMALL)
     if plain and runtime in ("auto", "onnx") and static in ("auto", "off"):
         cached = cached_graph(name, device, str(dtype))
     opened = None if cached is None else cached.open()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory
-from ragspec.models.quantized import INT8, weights_of
+from ragspec.models.quantized import SMALL
 from ragspec.models.supported import counts_slots, foreign_layers, state_layers, unwrapped
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors
@@ -77,7 +77,7 @@ class Trial:
     """Runs one model by several methods on the same tokens and compares the logits."""
 
     def __init__(self, target: CausalTarget) -> None:
-        rounds_inputs = weights_of(target.loaded) == INT8  # to 8 bits, as many as bfloat16 has
+        rounds_inputs = target.weights in SMALL  # to 8 bits, as many as bfloat16 has
         self.target = target
         self.precision = torch.finfo(torch.bfloat16 if rounds_inputs else target.dtype)
         self.generator = torch.Generator().manual_seed(0)

@@ -39,6 +39,7 @@ NUMBERED = re.compile(
 INNER_DIGITS = re.compile(r"(?<=\S)[-+−]?\d+")
 SMALL, RAISED = 0.85, 0.15  # a raised digit's most height and least rise, of what precedes it
 UNREAD, VALUED = {2: "check boxes", 3: "buttons"}, (4, 5, 6)  # types of form fields in pdfium
+SECRET = 1 << 13  # the flag of a password
 LEVEL = 0.9  # least cosine of the angle of such text
 Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
 Count = tuple[str, int, int]  # text, which of its numbers, by how much it exceeds that of the page
@@ -103,7 +104,9 @@ def _form(page: "PdfPage", unread: Counter[str]) -> str:
         field = raw.FPDFAnnot_GetFormFieldType(form, each) if form else 0
         unread.update([UNREAD[field]] if field in UNREAD else ())
         unread.update(["sticky notes"] * (raw.FPDFAnnot_GetSubtype(each) == raw.FPDF_ANNOT_TEXT))
-        if field in VALUED and not raw.FPDFAnnot_GetFlags(each) & raw.FPDF_ANNOT_FLAG_HIDDEN:
+        hidden = raw.FPDFAnnot_GetFlags(each) & raw.FPDF_ANNOT_FLAG_HIDDEN
+        secret = form and raw.FPDFAnnot_GetFormFieldFlags(form, each) & SECRET
+        if field in VALUED and not hidden and not secret:
             options = range(raw.FPDFAnnot_GetOptionCount(form, each))
             chosen = [n for n in options if raw.FPDFAnnot_IsOptionSelected(form, each, n)]
             labels = ", ".join(string(raw.FPDFAnnot_GetOptionLabel, n) for n in chosen)

@@ -38,6 +38,7 @@ from ragspec.models.quantized import (
     BlockEmbedding,
     BlockLinear,
     Session,
+    count_weights,
     missing_package,
     onnx_runtime,
 )
@@ -51,7 +52,7 @@ from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
 from ragspec.verification.onnx.target import FOLD_TO, POSITIONS, SEQUENCES, GraphRunner, OnnxTarget
 
-VERSION = 12
+VERSION = 13
 GRAPH, BATCH = "graph.onnx", "batch.onnx"  # of one sequence and of several
 STEP, STEP_BATCH = "step.onnx", "step-batch.onnx"  # of few positions, if they can be folded
 WEIGHTS = "weights.bin"  # of all
@@ -72,11 +73,13 @@ class CachedGraph:
         source: The folder of the model.
         files: Its files, see `file_state`.
         folder: The folder of the graph.
+        weights: What its weights are stored in, "int8" or "int4".
     """
 
     source: Path
     files: tuple[tuple[str, int, int, int], ...]
     folder: Path
+    weights: str
 
     def open(self) -> tuple[CausalTarget, Tokenizer] | None:
         """Return (target, tokenizer); None if the graph is not there, or was damaged."""
@@ -106,7 +109,7 @@ class CachedGraph:
                 f"the model in {self.source} has changed since it was opened, or was removed; "
                 "expected the one whose text the graph writes. Open it again."
             )
-        return load_model(self.source, "cpu", INT8)[0]
+        return load_model(self.source, "cpu", self.weights)[0]
 
     def keep(self, target: OnnxTarget, tokenizer: object) -> None:
         """Write the graph of a target, unless the disk is full or read-only."""
@@ -127,7 +130,7 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
     """Return the graph of a model as the cache has or will have it; None on another device.
 
     Args:
-        dtype: "int8", or "auto" if the model's size decides.
+        dtype: "int8", "int4", or "auto" if the model's size decides.
 
     Raises:
         ModelNotFoundError, InputError: As for `load_model`.
@@ -145,8 +148,11 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
     identity = repr((files, VERSION, dtype, packages, *map(os.environ.get, SETTINGS), machine))
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]  # names may be alike
-    name = f"{shortened(folder.name, 120)}-int8-{place}-{key}"  # the whole of a converted one's
-    return CachedGraph(folder, files, cache_directory() / "models" / name)
+    weights = INT8 if dtype == "auto" else dtype
+    name = (
+        f"{shortened(folder.name, 120)}-{weights}-{place}-{key}"  # the whole of a converted one's
+    )
+    return CachedGraph(folder, files, cache_directory() / "models" / name, weights)
 
 
 def _files(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
@@ -184,8 +190,9 @@ def _write(folder: Path, target: OnnxTarget, tokenizer: object) -> None:
         "config": model.config.to_dict(),
         "generation_config": None if generation is None else generation.to_dict(),
         "factor": getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0),
+        "weights": target.weights,
         "width": model.model.layers[0].self_attn.head_dim,
-        "parameters": int(model.num_parameters()),
+        "parameters": count_weights(model),
         "same_bits": target.same_bits,
         "timings": None if cost is None else cost.timings,
         "plain_tokenizer": type(tokenizer) is PreTrainedTokenizerFast,
@@ -269,7 +276,7 @@ class CachedTarget(OnnxTarget):
             seconds, growth = record["timings"]
             self.known_cost = ForwardCost(dict(zip(SIZES, seconds, strict=True)), tuple(growth))
         self._weights, self._unchanged, self.probed = self._look(), True, self.kinds
-        self._width = record["width"]
+        self._width, self._stored = record["width"], str(record["weights"])
         self._folder, self._folds = folder, STEP in record["files"]
         self._slots = Counter[bool]()  # see `STEP_AFTER`
         self._runner = self._run_by(Session(str(folder / GRAPH)), self.rotary(POSITIONS))
@@ -328,6 +335,11 @@ class CachedTarget(OnnxTarget):
     @model.setter
     def model(self, model: PreTrainedModel) -> None:
         self._model = model
+
+    @property
+    def weights(self) -> str:
+        """What the graph's weights are stored in."""
+        return self._stored
 
     @property
     def loaded(self) -> PreTrainedModel:

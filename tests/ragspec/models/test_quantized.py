@@ -1,4 +1,4 @@
-"""Weights in blocks of 8 bits: what is stored, and texts that are exact for it."""
+"""Weights in blocks of 8 or 4 bits: what is stored, and texts that are exact for it."""
 
 import copy
 from pathlib import Path
@@ -17,8 +17,10 @@ from ragspec.models.quantized import (
     WIDE,
     BlockEmbedding,
     BlockLinear,
+    count_weights,
     quantized,
     replace_linears,
+    weights_of,
 )
 from tests.support import tiny
 from tests.support.architectures import ARCHITECTURES, make
@@ -60,12 +62,17 @@ def test_rounding_errors_are_at_most_half_a_step(k: int, size: int, factors: Any
     assert torch.equal(BlockEmbedding(block)(rows), block.weight[rows])
 
 
-@pytest.mark.parametrize(("k", "size", "factors"), STORED)
-def test_products_are_those_of_the_stored_weights(k: int, size: int, factors: Any) -> None:
+SMALL = [(96, BLOCK, None, torch.ones(96)), (192, BLOCK, FACTORS, torch.rand(192))]
+
+
+@pytest.mark.parametrize(("k", "size", "factors", "sizes"), [*((*x, None) for x in STORED), *SMALL])
+def test_products_are_those_of_the_stored_weights(
+    k: int, size: int, factors: Any, sizes: Any
+) -> None:
     layer, evened = linear(k=k, bias=True), torch.randn(2, 5, k)
     x = evened if factors is None else evened / factors
     layer.weight.data *= 1.0 if factors is None else factors
-    block = BlockLinear.of(layer, size, factors).requires_grad_(False)
+    block = BlockLinear.of(layer, size, factors, sizes).requires_grad_(False)
     out = block(x)
     for place in (slice(1), slice(2, 4)):  # a row has its bits in every width
         assert torch.equal(block(x[:, place]), out[:, place])
@@ -74,6 +81,37 @@ def test_products_are_those_of_the_stored_weights(k: int, size: int, factors: An
         expected = functional.linear(x, block.weight, block.bias)
         torch.testing.assert_close(block(x), expected, rtol=0, atol=0.03 * float(out.std()))
         block.codes.add_(1)  # the changed weights are seen
+
+
+def test_4_bits_store_a_grid_exactly_and_err_least_where_inputs_are_large() -> None:
+    layer, large = linear(), torch.ones(96)
+    large[::BLOCK] = 1e4
+    off = [
+        (BlockLinear.of(layer, sizes=each).weight - layer.weight)[:, ::BLOCK].square().sum()
+        for each in (large, torch.ones(96))
+    ]
+    assert off[0] < 0.2 * off[1]
+    whole, zeros = torch.randint(16, (48, 3, BLOCK)), torch.randint(16, (48, 3, 1))
+    whole[..., 4], whole[..., 9] = 0, 15
+    layer.weight.data = ((whole - zeros) * (torch.rand(48, 3, 1) + 0.01)).flatten(1)
+    torch.testing.assert_close(BlockLinear.of(layer, sizes=large).weight, layer.weight)
+
+
+def test_int4_stores_all_layers_but_the_head_in_4_bits() -> None:
+    model, ids = copy.deepcopy(tiny.model("llama")), torch.tensor([tiny.prompt(60)])
+    for layer in model.model.layers:
+        layer.input_layernorm.weight.data[5] = 300.0
+        layer.post_attention_layernorm.weight.data[5] = 300.0
+    stored, plain = quantized(copy.deepcopy(model), "int4"), copy.deepcopy(model)
+    replace_linears(plain, lambda x: BlockLinear.of(x, sizes=torch.ones(x.in_features)))
+    blocks = {n: block for n, block in stored.named_modules() if isinstance(block, BlockLinear)}
+    assert {n: block.bits for n, block in blocks.items() if block.bits != 4} == {"lm_head": 8}
+    assert weights_of(stored) == "int4" and all(x.factors is not None for x in blocks.values())
+    assert count_weights(stored) >= model.num_parameters()
+    off, usual = (
+        (each(ids).logits - model(ids).logits).detach().abs().mean() for each in (stored, plain)
+    )
+    assert off < 0.6 * usual, (off, usual)
 
 
 def test_inputs_of_norms_are_evened_out_and_q8_0_is_taken_over() -> None:

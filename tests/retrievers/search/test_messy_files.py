@@ -93,6 +93,7 @@ def test_repeated_lines_of_invoices_stay(tmp_path: Path) -> None:
         (b"/FT /Tx /V (Ann\\012Lee)", "n: Ann\nLee"),
         (b"/FT /Ch /Opt [[(a) (A l)] [(b) (B)] [(c) (C)]] /V [(a) (c)] /TU (Who)", "Who: A l, C"),
         (b"/FT /Tx /V (Ann) /F 2", ""),
+        (b"/FT /Tx /V (Ann) /Ff 8192", "Ann Lee"),
     ],
 )
 def test_form_values_are_text_of_their_page(tmp_path: Path, entries: bytes, text: str) -> None:

@@ -73,22 +73,27 @@ def folder(tmp_path: Path, family: str) -> Path:
     return tmp_path / "model"
 
 
-def opened(folder: Path) -> Engine:
-    return Engine.from_pretrained(folder, "lookup", device="cpu", dtype="int8")
+def opened(folder: Path, dtype: str = "int8") -> Engine:
+    return Engine.from_pretrained(folder, "lookup", device="cpu", dtype=dtype)
 
 
 def write(engine: Engine, prompt: list[int] | None = None) -> Any:
     return engine.generate(prompt or tiny.prompt(30), max_new_tokens=40, ignore_eos=True)
 
 
-@pytest.mark.parametrize("family", FAMILIES, indirect=True)
-def test_texts_are_those_of_the_model_and_modules_load_on_use(folder: Path, family: str) -> None:
-    model, tokenizer = load_model(folder, "cpu", "int8")
-    first, second = Engine(model, tokenizer, "lookup"), opened(folder)
+STORED = [*((family, "int8") for family in FAMILIES), ("llama", "int4")]
+
+
+@pytest.mark.parametrize(("family", "dtype"), STORED, indirect=["family"])
+def test_texts_are_those_of_the_model_and_modules_load_on_use(
+    folder: Path, family: str, dtype: str
+) -> None:
+    model, tokenizer = load_model(folder, "cpu", dtype)
+    first, second = Engine(model, tokenizer, "lookup"), opened(folder, dtype)
     expected, result = write(first), write(second)
     assert isinstance(second.target, CachedTarget)
     assert result.tokens == expected.tokens and result.label == expected.label == "exact"
-    assert (result.report.weights, result.report.runtime) == ("int8", "onnx")
+    assert (result.report.weights, result.report.runtime) == (dtype, "onnx")
     session = second.target._runner.session.inner
     assert not session.get_session_options().enable_mem_pattern  # one would stay for every size
     prompts = [tiny.prompt(30), tiny.prompt(9), tiny.prompt(17, seed=2)]
@@ -105,7 +110,7 @@ def test_texts_are_those_of_the_model_and_modules_load_on_use(folder: Path, fami
     settings = [engine.target.loaded.generation_config.to_dict() for engine in (first, second)]
     assert settings[0] == settings[1]
     assert first.tokenizer.backend_tokenizer.to_str() == second.tokenizer.backend_tokenizer.to_str()
-    assert second.cost is not None and second.cost is not opened(folder).cost
+    assert second.cost is not None and second.cost is not opened(folder, dtype).cost
     for other in (copy.deepcopy(second), pickle.loads(pickle.dumps(second))):
         assert write(other).tokens == expected.tokens
     assert not isinstance(second.target.loaded, cached_graph.StandIn)
