@@ -268,8 +268,8 @@ def quantized(model: PreTrainedModel, dtype: str = INT8) -> PreTrainedModel:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     floating, groups = all(each.is_floating_point() for each in model.parameters()), list[Group]()
     every = [each for each in model.modules() if floating and _fits(each)]
-    exact = head, *(x for x in every if x.weight is embedding.weight)
-    small = {x for x in every if dtype == INT4 and x not in exact}
+    wider = head, *(x for x in every if x.weight is embedding.weight)
+    small = {x for x in every if dtype == INT4 and x not in wider}
     wide = {x for x in every if x not in small and _fits(x, WIDE) and _off_grid(x)}
     try:
         groups = input_groups(model, dtype == INT4) if wide or small else []
@@ -279,9 +279,9 @@ def quantized(model: PreTrainedModel, dtype: str = INT8) -> PreTrainedModel:
     sizes = {each: x.float().square().flatten(0, -2).mean(0) for x, of in groups for each in of}
 
     def store(linear: nn.Linear) -> BlockLinear:
-        block = WIDE if linear in wide else BLOCK
-        weights = sizes.get(linear, torch.ones(linear.in_features)) if linear in small else None
-        return BlockLinear.of(linear, block, factors.get(linear), weights)
+        block, shape = WIDE if linear in wide else BLOCK, linear.in_features
+        measured = sizes.get(linear, torch.ones(shape)) if linear in small else None
+        return BlockLinear.of(linear, block, factors.get(linear), measured)
 
     linears = replace_linears(model, store) if every else {}
     if not linears:
@@ -342,6 +342,7 @@ def input_groups(model: PreTrainedModel, every: bool) -> list[Group]:
 
 def _listened(model: PreTrainedModel, ids: Tensor, every: bool) -> Iterable[Group]:
     groups = dict[int, Group]()  # by address, which views share
+    recall = groups.setdefault if every else groups.get
 
     def note(_norm: nn.Module, _args: object, out: object) -> None:
         if isinstance(out, Tensor):
@@ -349,8 +350,7 @@ def _listened(model: PreTrainedModel, ids: Tensor, every: bool) -> Iterable[Grou
 
     def read(linear: nn.Linear, args: tuple[Tensor, ...]) -> None:
         for x in args:
-            other = x if every else x[..., :0]
-            inputs, readers = groups.setdefault(x.data_ptr(), (other, []))
+            inputs, readers = recall(x.data_ptr(), (x if every else x[..., :0], []))
             if x.shape[-1] == inputs.shape[-1]:  # not by heads
                 readers.append(linear)
 
