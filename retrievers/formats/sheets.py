@@ -35,25 +35,27 @@ def row_lines(rows: Iterable[Sequence[str]], numeric: Container[int] = ()) -> It
 
     A table begins at the top and below each empty row. Its first row names the columns if its cells
     are several different texts, none a number; a row in `numeric` has one. The first may be empty,
-    above the names of the rows. If such a row also stands below names, no row is one of names.
-    Forms above the first table have none.
+    above the names of the rows. If such a row also stands below names, no row is one of names; but
+    a wider one above a number names the columns. Forms above the first table have none.
     """
     lines = ("\t".join(" ".join(cell.split()) for cell in row) for row in rows)
     table = [line.rstrip("\t").split("\t") for line in lines]
+    numbers = [n in numeric or any(map(NUMBER.fullmatch, row)) for n, row in enumerate(table)]
     names, below, is_start = list[str](), list[bool](), True  # below: is each row like the names?
-    end_of_forms = count_form_rows(table, numeric)
+    end_of_forms = count_form_rows(table, numbers)
     for index, cells in enumerate(table):
         if index < end_of_forms or (len(cells) < 2 and (is_start or not cells[0])):
             is_start = True  # below a form, an empty row or the title of a table
             yield "\t".join(cells)
             continue
-        has_number = index in numeric or any(map(NUMBER.fullmatch, cells))
-        is_text = not has_number and all(cells[1:]) and 1 < len(cells) == len(set(cells))
+        is_text = not numbers[index] and all(cells[1:]) and 1 < len(cells) == len(set(cells))
+        if is_start and len(cells) > len(names):
+            is_wider = is_text and numbers[index + 1 : index + 2] == [True]
+            names, below = ([], []) if is_wider else (names if is_text else [], below)
         is_header = is_start and is_text and (bool(below) or not names)
         if is_header:
             names, below = ([], below) if any(below) else (cells, [])
         else:
-            names = [] if is_start and len(cells) > len(names) else names
             below.append(is_text)
         is_start = False
         if is_header or not names:
@@ -63,18 +65,34 @@ def row_lines(rows: Iterable[Sequence[str]], numeric: Container[int] = ()) -> It
             yield "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
 
 
-def count_form_rows(table: Sequence[Sequence[str]], numeric: Container[int]) -> int:
+def count_form_rows(table: Sequence[list[str]], numbers: Sequence[bool]) -> int:
     """Return how many rows forms take: below 40 keys, with texts (a third or more) and numbers."""
-    for _, group in groupby(enumerate(table), lambda row: row[1] == [""]):
-        rows = list(group)
+    groups = [[*rows] for _, rows in groupby(enumerate(table), lambda row: row[1] == [""])]
+    for place, rows in enumerate(groups):
         pairs = [(n, cells[0], cells[1]) for n, cells in rows if len(cells) == 2]
-        keys = [key for n, key, value in pairs if n in numeric or NUMBER.fullmatch(value)]
+        keys = [key for n, key, _ in pairs if numbers[n]]
         has_number = bool(keys) and not any(map(NUMBER.fullmatch, keys))
         texts = sum(not re.search(r"\d", value) for *_, value in pairs[1:])
         is_form = has_number and 1 < len(pairs) < 40 and 3 * texts >= len(pairs) - 1
         if (pairs and not is_form) or max(len(cells) for _, cells in rows) > 2:
-            return rows[0][0]
+            return count_to_names(groups[place:], numbers)
     return 0  # as the first row may be one of names
+
+
+def count_to_names(groups: Sequence[list[tuple[int, list[str]]]], numbers: Sequence[bool]) -> int:
+    """Return the first row of names below a pair of cells alone, else that of the groups.
+
+    Names are wider, or stand at once and above a number. Rows that all have one are a table's.
+    """
+    (start, pair), *more = groups[0]
+    for place, rows in enumerate(groups[2::2] if len(pair) == 2 and not more else ()):
+        row, cells = rows[0]
+        is_names = len(cells) > 1 and numbers[row : row + 2] == [False, True]
+        if len(cells) > 2 or (is_names and not place):
+            return row
+        if len(rows) > 1 and all(numbers[n] for n, _ in rows):
+            break
+    return start
 
 
 def read_csv(path: Path, data: bytes) -> Extract:

@@ -400,7 +400,6 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("i.csv", write("a,b\nx,1\n\nT\nc,d\ny,2"), "a\tb\na: x; b: 1\n\nT\nc\td\nc: y; d: 2", "", []),
     ("j.csv", write("a,b\n\nx,y\n\nv,w\nt,u"), "a\tb\n\na: x; b: y\n\nv\tw\nt\tu", "", []),
     ("l.csv", write("1,Up,a|b|c\n2,In,d|e|f"), "1\tUp\ta|b|c\n2\tIn\td|e|f", "", []),
-    ("k.csv", write("a,b\nx,1\n\n5,2,3\n"), "a\tb\na: x; b: 1\n\n5\t2\t3", "", []),
     (
         "m.csv",
         write(f"{FORM}\nc,d,e\nx,1,y"),
@@ -414,6 +413,10 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("q.csv", write("R, V\n\nA;B;C\nu;1,5;v"), "R, V\n\nA\tB\tC\nA: u; B: 1,5; C: v", "", []),
     ("r.csv", write("# R\n\nA,B\nu, 1"), "# R\n\nA\tB\nA: u; B: 1", "", []),
     ("s.csv", write('"u; v",1,2\n"x; y",3,4'), "u; v\t1\t2\nx; y\t3\t4", "", []),
+    ("t.csv", write("K,L\n\na,b\nx,1"), "K\tL\n\na\tb\na: x; b: 1", "", []),
+    ("u.csv", write("K,L\n\nT,7\n\na,b,c\n1"), "K\tL\n\nT\t7\n\na\tb\tc\na: 1", "", []),
+    ("v.csv", write("a,b\nx,y\n\nc,d,e\n1"), "a\tb\na: x; b: y\n\nc\td\te\nc: 1", "", []),
+    ("w.csv", write("a,b\n\n,1\n,2\n\nc,d,e"), "a\tb\n\nb: 1\nb: 2\n\nc\td\te", "", []),
     ("c.tsv", write('1\t"a\n2\tb'), '1\t"a\n2\tb', "", ["quotes are not closed"]),
     ("a.tsv", write("1\t2\n3\t4\n"), "1\t2\n3\t4", "", []),
     ("b.tsv", write("\tmm\nSeal\t4\n"), "\tmm\nSeal; mm: 4".strip(), "", []),
