@@ -107,10 +107,23 @@ def read_csv(path: Path, data: bytes) -> Extract:
         rows = [*csv.reader(StringIO(text), delimiter=delimiter, strict=True)]
     except csv.Error:
         rows = [*csv.reader(StringIO(text), delimiter=delimiter)]
-        if text.count('"') % 2 and any("\n" in cell for row in rows for cell in row):
-            rows = [*csv.reader(StringIO(text), delimiter=delimiter, quoting=csv.QUOTE_NONE)]
-            notes += ("quotes are not closed; each line was read as a row, with its quotes",)
+        by_line = [*line_rows(text, delimiter)]
+        ((width, count),) = Counter(map(len, by_line)).most_common(1)
+        is_torn = text.count('"') % 2 or (width > 1 and count > 0.9 * len(by_line))
+        what = "some were removed"
+        if is_torn and any("\n" in cell for row in rows for cell in row):
+            rows, what = by_line, "each line was read as a row, with them"
+        notes += (f"quotes are not closed or doubled; {what}",)
     return replace(extract, text="\n".join(row_lines(rows)), unit="row", notes=notes)
+
+
+def line_rows(text: str, delimiter: str) -> Iterator[list[str]]:
+    """Yield a row for each line, with its quotes if they are not closed or doubled."""
+    for line in StringIO(text):
+        try:
+            yield from csv.reader([line], delimiter=delimiter, strict=True)
+        except csv.Error:
+            yield from csv.reader([line], delimiter=delimiter, quoting=csv.QUOTE_NONE)
 
 
 def delimiter_of(text: str) -> str:
