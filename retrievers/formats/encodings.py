@@ -33,18 +33,20 @@ WIDER = {
     "gb2312": "gb18030", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs",
     "tis-620": "cp874",
 }  # fmt: skip
+_LATIN = "cp1252 iso8859_15 cp1250 cp1254 iso8859_2 cp1257 mac_roman cp850 cp437"
 _GUESSED = (
     "cp1252 cp1250 cp1251 koi8_r cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp874 cp866 cp932 "
     "euc_jp gb18030 big5 cp949 iso8859_5 iso8859_6 koi8_u"
 )
-GUESSED = _GUESSED.split()
-LATIN = ("cp1252", "iso8859_15", "cp1250", "cp1254", "iso8859_2", "mac_roman", "cp850", "cp437")
+LATIN, GUESSED = _LATIN.split(), _GUESSED.split()
 # Letters of languages above ASCII; one covers nearly all of a text in the right codec.
 ALPHABETS = (
     "äöüß", "àâçéèêëîïôùûüœæ", "áéíñóúüªº", "áâãàçéêíóôõúü", "àèéìòùî", "åäöæøéüáêèô", "ëïéöüèó",
-    "ąćęłńóśźż", "áäčďéěíĺľňóôŕřšťúůýž", "áéíóöőúüű", "ăâîșțşţ", "čćđšžäöüõ", "çğıöşüâîû",
+    "ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "ăâîșțşţ", "čćđšžäöüõ",
+    "çğıöşüâîû", "áðéíóúýþæö", "àçèéíïòóúü",
 )  # fmt: skip
-SIGNS, LETTER = "“”‘«»€°§©®™•µ±×½¼²³£¢¥\xa0", r"[^\W\d_]"
+BALTIC = ("ąčęėįšųūž", "āčēģīķļņšūž")  # which others resemble in codecs that lack some of them
+SIGNS, LETTER = "“”‘«»€°§©®™•µ±×½¼²³£¢¥¾÷\xa0", r"[^\W\d_]"
 # Signs of such a text: some within words, and others before or behind them.
 SIGN = re.compile(f"[’—–…·´]|(?<!{LETTER})[„‚¿¡{SIGNS}]|[{SIGNS}](?!{LETTER})")
 SPELLED = 0.95  # least share of such letters and signs
@@ -212,7 +214,9 @@ def _guess(data: bytes) -> str:
     texts = dict[str, str]()
     for codec in LATIN:  # the first of equal texts
         texts.setdefault(strict(data, codec) or "\ufffd", codec)
-    shares = {codec: _spelled(text) for text, codec in texts.items()}
+    shares = {c: _spelled(text, ALPHABETS + BALTIC * (c == "cp1257")) for text, c in texts.items()}
+    if shares["cp1252"] >= shares.get("cp1250", 0.0):  # which has many of its letters
+        shares.pop("cp1250", None)
     best = max(shares.values()) if 3 * len(high) < len(data) else 0.0
     codecs = [codec for codec in shares if shares[codec] == best] if best >= SPELLED else GUESSED
     if len(high) < ENOUGH or len({*high}) < DIFFERENT:
@@ -225,9 +229,9 @@ def _guess(data: bytes) -> str:
     return match.encoding if match else codecs[0]
 
 
-def _spelled(text: str) -> float:
+def _spelled(text: str, alphabets: Sequence[str]) -> float:
     """Return the share of characters above ASCII that the best language, or punctuation, has."""
     words, signs = SIGN.subn("", text)
     counts = Counter(words.lower())
-    known = max(sum(counts[letter] for letter in letters) for letters in ALPHABETS)
+    known = max(sum(counts[letter] for letter in letters) for letters in alphabets)
     return (signs + known) / max(1, len(text) - len(text.encode("ascii", "ignore")))

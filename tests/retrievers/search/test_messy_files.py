@@ -14,7 +14,12 @@ RUSSIAN = "Гарантия на прибор составляет три год
 JAPANESE = "保証期間は三年です。電源が入らない場合はサービスにお問い合わせください。"
 KOREAN = "보증 기간은 3년입니다."
 GERMAN = "Größe – 5 µm\nZeile"
-ESTONIAN = "Õnnelik jõgi, šokolaad ja žanr"
+WESTERN = (
+    "Õnnelik jõgi, šokolaad ja žanr", "Þeir óska að koma á dagskrá, þurfa að tilkynna það",
+    "L'attività è già iniziata: però la città è più bella perché c'è",
+    "És obligatòria l'assistència; així això és qüestió", "Drill 3¾ inches, then 5¾ inches deep",
+    "Le décès; après ce succès, dès son accès très près",
+)  # fmt: skip
 CRLF = GERMAN.replace("\n", "\r\n")
 MIXED = CRLF.encode() * 9 + CRLF.encode("cp1252") * 9
 CODED = f"# coding: koi8-r\n{RUSSIAN}"
@@ -27,6 +32,7 @@ GUESSES = {
     "iso8859_2": "Jeżeli gęś śpi, łóżko jest wolne",
     "mac_roman": "“Die Größe” – in Metern – für die Bänke",
     "cp1252": "Het auto´s kost één ½ £",
+    "cp1257": "Svarbūs įvykiai, kurių metu mirė šį paketų",
     "iso8859_15": "L'œuvre coûte 5 € à l'élève",
 }
 LINE = "日本語の文書です。"
@@ -52,7 +58,7 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.txt", CRLF.encode("utf-8-sig"), GERMAN, ""),
         ("a.txt", CRLF.encode("utf-16"), GERMAN, ""),
         ("a.txt", CRLF.encode("cp1252"), GERMAN, "cp1252 was guessed"),
-        ("a.txt", ESTONIAN.encode("cp1252"), ESTONIAN, "cp1252 was guessed"),
+        *[("a.txt", each.encode("cp1252"), each, "cp1252 was guessed") for each in WESTERN],
         ("a.txt", b"microcap\xae, " * 20, ("microcap®, " * 20).strip(), "cp1252 was guessed"),
         ("a.txt", LINE.encode("euc_jp"), LINE, "euc_jp was guessed"),
         *[("a.txt", each.encode(to), each, f"{to} was guessed") for to, each in GUESSES.items()],
