@@ -5,12 +5,13 @@ lxml parses; the writer here keeps what changes a meaning: `10<sup>6</sup>` is "
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING
+from unicodedata import normalize
 from urllib.parse import unquote
 from zipfile import ZipFile
 
@@ -47,7 +48,10 @@ PILCROW = "¶"  # links to headings, as documentation tools write them
 TAG = re.compile(r"<[^<>]*>")
 SPACES = re.compile(r"[\t\n\r\f\v][ \t\n\r\f\v]*| [ \t\n\r\f\v]+")  # but one space, as it stays
 ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # lxml takes none
-INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
+INVISIBLE = re.compile("[\u00ad\u200b\u2060-\u2064\ufeff]")
+EDGE = "\u2063"  # of a part of a formula; numbers on both sides of it do not run together
+GAPS = re.compile("(?<=\\d)[\u2062-\u2064]+(?=\\d)|\u2061(?!\\()")  # and before an argument
+FRACTION = re.compile(r"\^(\d+)[/⁄]([₀-₉]+)")
 SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+|\([^()]*\)")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
 FORMS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
@@ -94,6 +98,12 @@ FORMULAS: dict[str, tuple[Callable[[str], str], ...]] = {
     "mtr": (lambda part: f"{part}; ",),
     "math": (str,),
 }
+
+
+def joined_part(texts: Iterable[str]) -> str:
+    """Return the texts of a formula's part as one; others than spaces between them stay."""
+    text = "".join(each.strip(" \t\n\r\f\v") for each in texts)
+    return INVISIBLE.sub("", GAPS.sub(" ", text)).strip()
 
 
 def read_page(path: Path, data: bytes) -> Extract:
@@ -226,8 +236,8 @@ def flatten(root: "_Element") -> None:
     """Replace formulas and preformatted parts of a tree by their text, the innermost first."""
     from lxml.builder import E
 
-    for element in root.iter("br"):
-        element.text = "\n"
+    for element in root.iter("br", "mspace"):
+        element.text = "\n" if element.tag == "br" else "\xa0"
     for element in root.iter("mfenced"):  # whose marks are attributes
         marks = "".join(element.get("separators", ",").split())
         for number, child in enumerate(element[1:], 1):
@@ -245,10 +255,12 @@ def flatten(root: "_Element") -> None:
         else:
             parts, shapes = [SPACES.sub(" ", text).strip()], FORMULAS[element.tag]
             if element.tag not in ("sup", "sub") and len(element):
-                parts = ["".join(map(str.strip, child.itertext())) for child in element]
+                is_whole = len(shapes) == 1 and element.tag != "mtr"
+                parts = [joined_part(e.itertext()) for e in ([element] if is_whole else element)]
             if len(shapes) == 1:
-                parts = [(" " if element.tag == "mtr" else "").join(parts)]
+                parts = [" ".join(parts)]
             text = "".join(shape(part) for shape, part in zip(shapes, parts, strict=False))
+            text = text if element.tag in ("sup", "sub", "mtr", "math") else f"{EDGE}{text}{EDGE}"
         element.clear()
         element.text, element.tail = (ILLEGAL.sub(" ", each or "") for each in (text, tail))
 
@@ -315,5 +327,11 @@ class TextWriter:
     def _put(self, text: str) -> None:
         gap = self._gap if self.length else self._gap.strip("\n ")
         self._gap = ""
+        if fraction := FRACTION.fullmatch("".join((*self.parts[-3:], gap, text))):
+            text = f"{fraction[1]}/{normalize('NFKC', fraction[2])}"
+            *before, gap, _, _, _ = self.parts
+            gap = gap or " " * "".join(before[-1:])[-1:].isdigit()
+            self.length -= sum(map(len, self.parts[-4:]))
+            del self.parts[-4:]
         self.parts += (gap, text)
         self.length += len(gap) + len(text)

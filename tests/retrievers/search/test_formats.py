@@ -16,6 +16,14 @@ PAGE = """<!doctype html><html><head><title> A  page </title><style>p{}</style><
 word.</p><ul><li>alpha</li><li>beta</li></ul><script>var x = "<p>no</p>";</script>
 <h2>Second</h2><noscript>n</noscript><pre>  keep
     this</pre><table><tr><td>a</td><td>b</td></tr></table></body></html>"""
+HALF, POWER = "<mfrac><mn>1</mn><mn>2</mn></mfrac>", "<msup><mn>10</mn><mn>3</mn></msup>"
+FORMULAS = [
+    (f"<mn>2</mn>{HALF}", "2 1/2"), (f"{HALF}<mn>5</mn>", "1/2 5"), (HALF * 2, "1/2 1/2"),
+    (f"<mn>5</mn>{POWER}", "5 10^3"), (f"{POWER}<mrow>{POWER}<mi>x</mi></mrow>", "10^3 10^3x"),
+    ("<msqrt><mn>2</mn></msqrt><mn>3</mn>", "√2 3"), ("<mn>1</mn><mn>0</mn>", "10"),
+    ("<mn>2</mn><mo>\u2062</mo><mi>x</mi>", "2x"), ("<mi>f</mi><mo>\u2061</mo><mi>x</mi>", "f x"),
+    ("<mn>5</mn><mspace/><mi>kg</mi>", "5 kg"), ("<mn>5</mn><mtext>\xa0m</mtext>", "5 m"),
+]  # fmt: skip
 
 
 def test_visible_text_with_title_headings_and_notes() -> None:
@@ -57,6 +65,8 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<math><mfrac><mrow><mi>a</mi> <mo>+</mo></mrow><mn>2</mn></mfrac></math>", "(a+)/2"),
         ("<math><mi>a</mi><annotation>\\frac</annotation></math>", "a"),
         ("<math><msqrt><mi>b</mi></msqrt><msub><mi>x</mi><mi>k</mi></msub></math>", "√bx_k"),
+        *((f"<math>{source}</math>", text) for source, text in FORMULAS),
+        ("2<sup>1</sup>/<sub>2</sub> <sup>3</sup>&frasl;<sub>4</sub>", "2 1/2 3/4"),
         ("soft\xadhyphen zero\u200bwidth", "softhyphen zerowidth"),
         ("a<!-- hidden -->b<style>c</style>", "ab"),
         ("<table><tr><td rowspan=2>A<td>1<td colspan=2>x<td>y<tr><td>2", "A\t1\tx\t\ty\n\t2"),
