@@ -143,8 +143,9 @@ def refresh(
 ) -> Change:
     """Read the files of an index again: add new files, replace changed ones, remove lost ones.
 
-    A file has changed if its SHA-256 has. Documents of no file stay. The documents of a path that
-    is missing or has become empty stay too, since a disk may be unmounted: see `Change.missing`.
+    A file has changed if its SHA-256 has. Documents of no file stay, and so do those of skipped
+    files and folders, unless they hold no text. The documents of a path that is missing or has
+    become empty stay too, since a disk may be unmounted: see `Change.missing`.
 
     Raises:
         StoreError: There is no index at `path`.
@@ -168,7 +169,7 @@ def refresh(
             skipped += loaded.skipped
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
-        closed = [each for each in skipped if os.path.isdir(each.path)]  # folders
+        closed = [each for each in skipped if not each.reason.startswith("holds no text")]
         lost = [clean(each.path) for each in (*missing, *closed)]  # as the documents' paths are
         stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
         new = [each for each in read if _place(each) not in origin.removed]

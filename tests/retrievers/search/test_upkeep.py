@@ -149,7 +149,7 @@ def test_missing_folder_removes_no_documents(folder: Path, embedder: Path, tmp_p
             refresh(wrong)
 
 
-def test_documents_of_a_folder_that_cannot_be_read_stay(
+def test_documents_of_files_and_folders_that_cannot_be_read_stay(
     folder: Path, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index, closed = built([folder], tmp_path / "idx", embedder), folder / "sub"
@@ -164,9 +164,11 @@ def test_documents_of_a_folder_that_cannot_be_read_stay(
 
     for name in ("scandir", "listdir"):
         monkeypatch.setattr(os, name, refusing(getattr(os, name)))
-    change = refresh(index)
-    assert not change.removed and [each.path for each in change.skipped] == [str(closed)]
-    assert len(PassageIndex.open(index).documents) == 6
+    (folder / "0.txt").write_bytes(bytes(range(1, 32)))
+    (folder / "1.txt").write_text(" ")
+    change, skipped = refresh(index), [*map(str, (folder / "0.txt", folder / "1.txt", closed))]
+    assert change.removed == ("1.txt",) and [each.path for each in change.skipped] == skipped
+    assert len(PassageIndex.open(index).documents) == 5
     assert not (tmp_path / "nowhere").exists()
 
 
