@@ -92,7 +92,9 @@ def add(
         read = {_place(document) for document in loaded.documents}
         stay = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
-        removed = [each for each in origin.removed if not _within(each, map(clean, new))]
+        pairs = [(each, path) for each in origin.removed for path in map(clean, new)]
+        restored = {e for e, path in pairs if _within(e, [path]) or _within(path, [e])}
+        removed = [each for each in origin.removed if each not in restored]
         paths = list(dict.fromkeys((*origin.paths, *new)))
         paths = [each for each in paths if not _within(each, {*paths} - {each})]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
@@ -128,6 +130,7 @@ def remove(
         folders = [os.path.abspath(each) for each in inputs]
         paths = tuple(each for each in index.origin.paths if not _within(each, folders))
         places = [_place(each) for each in index.documents if each.name in gone and each.path]
+        places += [f for f in map(clean, folders) if any(_within(each, [f]) for each in places)]
         every = dict.fromkeys((*index.origin.removed, *places))
         removed = tuple(each for each in every if _within(each, map(clean, paths)))
         return IndexPlan(stay, replace(index.origin, paths=paths, removed=removed))
@@ -172,7 +175,7 @@ def refresh(
         closed = [each for each in skipped if not each.reason.startswith("holds no text")]
         lost = [clean(each.path) for each in (*missing, *closed)]  # as the documents' paths are
         stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
-        new = [each for each in read if _place(each) not in origin.removed]
+        new = [each for each in read if not _within(_place(each), origin.removed)]
         documents = with_unique_names([*stay, *_as_before(index, new)])
         return IndexPlan(documents, origin, skipped, missing)
 

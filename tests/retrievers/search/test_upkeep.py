@@ -125,6 +125,11 @@ def test_documents_are_added_and_removed(folder: Path, embedder: Path, tmp_path:
     assert str(folder / "1.txt") not in described(index)["paths"]
     assert add(index, [folder / "sub"]).added == ("page.md",), "until it is added again"
     assert set(remove(index, [folder / "sub"]).removed) == {"page.md", "paper.pdf"}
+    assert len(add(index, folder).added) == 5 and len(remove(index, folder / "sub").removed) == 2
+    (folder / "sub" / "new.txt").write_text("A cat.")
+    assert not refresh(index), "new files of a removed folder stay out"
+    assert add(index, folder / "sub" / "new.txt").added == ("new.txt",) and not refresh(index)
+    remove(index, [f"{n}.txt" for n in (1, 2, 3)] + ["new.txt"])
     with pytest.raises(InputError, match="nothing to search in"):
         remove(index, ["0.txt"])
     for call in (add, remove):
