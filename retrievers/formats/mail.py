@@ -49,7 +49,7 @@ def _parts(path: Path, message: Any) -> Iterator[Extract]:
     if inner and kind.startswith(("multipart/", "message/rfc822")):
         for part in inner:
             yield from _parts(path, part)
-    elif kind.startswith(("text/", "multipart/")) and not is_attachment:
+    elif kind.startswith(("text/", "multipart/")) and kind != "text/css" and not is_attachment:
         yield _body(path, message)
     else:
         yield Extract("", notes=(f"the attachment {clean(name or kind)} left out",))

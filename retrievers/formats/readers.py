@@ -33,7 +33,7 @@ _READERS = {
     ".json": "data:read_json",
     ".jsonl .ndjson": "data:read_json_lines",
     ".ipynb": "data:read_notebook",
-    ".eml": "mail:read_message",
+    ".eml .mht .mhtml": "mail:read_message",
     ".mbox .mbx": "mail:read_mailbox",
     ".1 .2 .3 .4 .5 .6 .7 .8": "man:read_man",
 }
@@ -51,6 +51,7 @@ UNREAD = {
     ".mp3 .wav .flac .ogg .m4a .mp4 .mkv .mov .avi .webm": "recording",
 }
 MAX_UNPACKED = 2**29
+MAILBOX = re.compile(rb"From [^\n]*\d{4}[^\n]*\n[!-9;-~]+:")  # of Thunderbird: without a suffix
 STRICT = b"http://purl.oclc.org/ooxml/"  # names of ISO 29500, which the packages do not read
 # Parts that readers leave out -> their name in the archive of an office file or a book.
 LEFT_OUT = {
@@ -88,6 +89,7 @@ def extract_text(path: Path, data: bytes) -> Extract:
     if path.suffix.lower() == ".gz":
         data = _unpacked(path, data)
     section = suffix[:2] if suffix[1:2].isdigit() else suffix  # of a manual: .3pm is .3
+    section = ".mbox" if not suffix and MAILBOX.match(data) else section
     module, _, reader = READERS.get(section, TEXT).partition(":")
     with optional_packages():
         read = getattr(import_module(f"ragspec.retrievers.formats.{module}"), reader)

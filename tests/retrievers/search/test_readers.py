@@ -48,9 +48,10 @@ x\r
 """
 NESTED = "From: Ann\n\nPlain.\n\nSubject: Inner\n\nForwarded.\n\nThe list."
 PART = b"--B\nContent-Type: %s\n\n%s\n"
-LATIN = b"From: Ann\nContent-Type: multipart/mixed; boundary=B\n\n%s%s%s--B--\n" % (
+LATIN = b"From: Ann\nContent-Type: multipart/mixed; boundary=B\n\n%s%s%s%s--B--\n" % (
     PART % (b"text/plain; charset=iso-8859-1", b"\x93q\x94"),
     PART % (b"text/plain; charset=us-ascii", "ü".encode()),
+    PART % (b"text/css", b"p {}"),
     PART % (b"text/html; charset=undefined", b"<table><td><td>c</table><ol><li>a&#12;b</ol>"),
 )
 HIDING = b"<p hidden>1<p>Stay <b style='color:red; DISPLAY: none'>2</b>at home"
@@ -362,20 +363,23 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         ["attachment bill.pdf"],
     ),
     ("b.eml", nested, NESTED, "", ["attachment a.png", "attachment application/pkcs7"]),
-    ("d.eml", write(LATIN), "From: Ann\n\n“q”\n\nü\n\n\tc\n\n1. a b", "", []),
+    ("d.mht", write(LATIN), "From: Ann\n\n“q”\n\nü\n\n\tc\n\n1. a b", "", ["text/css left out"]),
     ("c.eml", write(SEALED), "From: Ann <ann@example.org>", "", ["pgp-encrypted left out"]),
     ("e.eml", forms(b"See 1 page.", b"1: 77,50"), "From: A\n\n1: 77,50", "", ["the plain text"]),
     ("f.eml", forms(b"Stay.", HIDING), "From: A\n\nStay at home", "", ["hidden-elements left"]),
     ("g.eml", forms(b"A b c http:x?8", b"A b c d"), "From: A\n\nA b c http:x?8", "", ["page"]),
     ("h.eml", forms(b"Pay 7 or 8", b"Pay 9"), "From: A\n\nPay 7 or 8", "", ["page left out"]),
     ("i.eml", forms(b"See", b"D:9", b"text/calendar"), "From: A\n\nSee\n\nD:9", "", []),
-    (
-        "a.mbox",
-        write(MAILBOX),
-        "From: Ann <ann@example.org>\nSubject: Größe\n\nIt lifts 10^6 litres.\n\n"
-        "From: Bob <b@example.org>\nSubject: Two\n\nFrom here on.\n\nFrom 2019 on.",
-        "",
-        ["attachment bill.pdf", "message 3 left out: it is no mail"],
+    *(
+        (
+            name,
+            write(MAILBOX),
+            "From: Ann <ann@example.org>\nSubject: Größe\n\nIt lifts 10^6 litres.\n\n"
+            "From: Bob <b@example.org>\nSubject: Two\n\nFrom here on.\n\nFrom 2019 on.",
+            "",
+            ["attachment bill.pdf", "message 3 left out: it is no mail"],
+        )
+        for name in ("a.mbox", "Inbox")
     ),
     (
         "a.ipynb",
