@@ -183,13 +183,13 @@ class LongDocument(Answerer):
         if layers is None and len(tokens) < BLOCK:
             raise InputError(
                 f"the document has {len(tokens)} tokens with what stands before it; expected at "
-                f"least {BLOCK}. Ask it with DocQA."
+                f"least {BLOCK}. Ask it with DocQA, or `ragspec ask --docs`."
             )
         if layers is None:
             raise UnsupportedModelError(
                 f"what {type(engine.model).__name__} makes of a document cannot be kept: its cache "
-                "cannot be cut, or its positions depend on the prompt's length. Ask it with DocQA "
-                "over passages."
+                "cannot be cut, or its positions depend on the prompt's length. Ask it with DocQA, "
+                "or `ragspec ask --docs`, over passages."
             )
         return layers
 

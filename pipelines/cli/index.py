@@ -107,7 +107,7 @@ def info(index: IndexArgument, json: o.JsonOption = False, report: ReportOption 
     for path in facts["paths"]:
         terminal.line(f"read from {path}")
     if facts["removed"]:
-        terminal.line(f"{len(facts['removed'])} of its files were removed and stay out")
+        terminal.line(f"left out of refreshes: {pluralize(len(facts['removed']), 'path')}")
     rows = [[row["name"], row["title"], str(row["passages"])] for row in facts["documents"]]
     terminal.table("Documents", ["name", "title", ">passages"], rows)
     _note_repairs(terminal, {row["name"]: row["notes"] for row in facts["documents"]}, report)

@@ -34,6 +34,7 @@ _LINES = "br caption dd dt legend li ol optgroup option select tbody tfoot thead
 BLOCKS = LOOSE | set(_LINES.split())
 CELLS = frozenset({"td", "th"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
+WIDGETS = ("button", "label", "object", "select", "textarea", "video")  # boxes beside text
 STRUCK = frozenset({"del", "s", "strike"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
 # Parts that screen readers leave out as well: menus in other elements, icons, second copies.
@@ -148,6 +149,9 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
             element.text = ILLEGAL.sub(" ", alt)
     for element in root.xpath('//input[@value][not(@type) or @type="text" or @type="number"]'):
         element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
+    for element in root.iter(*WIDGETS):
+        tail = re.sub(r"^(?=\w|$)", " ", element.tail or "")
+        element.text, element.tail = f" {element.text or ''}", tail
     notes = dict.fromkeys(f"text of {each.tag} left out" for each in root.xpath(NOTED))
     etree.strip_elements(root, *HIDDEN, with_tail=False)
     align(root)

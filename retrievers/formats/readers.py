@@ -42,7 +42,8 @@ TEXT = "markup:read_text"  # for every other suffix
 UNREAD = {
     ".doc .odt .rtf .pages": "word-processor file",
     ".xls .xlsb .ods .numbers": "spreadsheet",
-    ".ppt .odp .key": "presentation",
+    ".ppt .odp": "presentation",
+    ".key": "presentation or secret key",
     ".msg .pst": "mail of Outlook",
     ".mobi .azw3": "electronic book",
     ".zip .bz2 .xz .zst .7z .rar .tar .tgz .whl .jar": "archive",
@@ -110,6 +111,7 @@ def parsing(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the packages share no class of errors
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        reason = re.sub(r"<_io\.\w+ .*?>", path.name, reason)
         raise DocumentError(
             f"{path} is damaged, or no {format_of(path)} file ({reason})."
         ) from error

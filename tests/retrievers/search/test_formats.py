@@ -81,6 +81,10 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<b style=vertical-align:sub>Name</b> of", "Name of"),
         ("<table><tr style='text-decoration:line-through'><td>5<td>6", "5\t6"),
         ("<p hidden style='text-decoration: red line-through'><b>5</b><br>x", "~~5 x~~"),
+        (
+            "a<button>Save 5</button><button>10 Stop</button>.<label>Q</label>b",
+            "a Save 5 10 Stop. Q b",
+        ),
         ("<input value=7><input type=number value=8><input type=hidden value=9> m", "7 8 m"),
         ("e<sup>2a</sup> x<sup>ab</sup>", "e^(2a) x^ab"),
         ("<math><mfenced open='['><mi>a</mi><mn>2</mn></mfenced></math>", "[a,2)"),
