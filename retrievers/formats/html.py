@@ -333,8 +333,7 @@ class TextWriter:
         self._gap = ""
         if fraction := FRACTION.fullmatch("".join((*self.parts[-3:], gap, text))):
             text = f"{fraction[1]}/{normalize('NFKC', fraction[2])}"
-            *before, gap, _, _, _ = self.parts
-            gap = gap or " " * "".join(before[-1:])[-1:].isdigit()
+            gap = self.parts[-4] or " " * "".join(self.parts[-5:-4])[-1:].isdigit()
             self.length -= sum(map(len, self.parts[-4:]))
             del self.parts[-4:]
         self.parts += (gap, text)

@@ -42,8 +42,7 @@ TEXT = "markup:read_text"  # for every other suffix
 UNREAD = {
     ".doc .odt .rtf .pages": "word-processor file",
     ".xls .xlsb .ods .numbers": "spreadsheet",
-    ".ppt .odp": "presentation",
-    ".key": "presentation or secret key",
+    ".ppt .odp .key": "presentation",
     ".msg .pst": "mail of Outlook",
     ".mobi .azw3": "electronic book",
     ".zip .bz2 .xz .zst .7z .rar .tar .tgz .whl .jar": "archive",

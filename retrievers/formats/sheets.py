@@ -107,7 +107,7 @@ def read_csv(path: Path, data: bytes) -> Extract:
         rows = [*csv.reader(StringIO(text), delimiter=delimiter, strict=True)]
     except csv.Error:
         rows = [*csv.reader(StringIO(text), delimiter=delimiter)]
-        by_line = [*line_rows(text, delimiter)]
+        by_line = [*csv.reader(StringIO(text), delimiter=delimiter, quoting=csv.QUOTE_NONE)]
         ((width, count),) = Counter(map(len, by_line)).most_common(1)
         is_torn = text.count('"') % 2 or (width > 1 and count > 0.9 * len(by_line))
         what = "some were removed"
@@ -115,15 +115,6 @@ def read_csv(path: Path, data: bytes) -> Extract:
             rows, what = by_line, "each line was read as a row, with them"
         notes += (f"quotes are not closed or doubled; {what}",)
     return replace(extract, text="\n".join(row_lines(rows)), unit="row", notes=notes)
-
-
-def line_rows(text: str, delimiter: str) -> Iterator[list[str]]:
-    """Yield a row for each line, with its quotes if they are not closed or doubled."""
-    for line in StringIO(text):
-        try:
-            yield from csv.reader([line], delimiter=delimiter, strict=True)
-        except csv.Error:
-            yield from csv.reader([line], delimiter=delimiter, quoting=csv.QUOTE_NONE)
 
 
 def delimiter_of(text: str) -> str:

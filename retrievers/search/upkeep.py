@@ -92,9 +92,7 @@ def add(
         read = {_place(document) for document in loaded.documents}
         stay = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
-        pairs = [(each, path) for each in origin.removed for path in map(clean, new)]
-        restored = {e for e, path in pairs if _within(e, [path]) or _within(path, [e])}
-        removed = [each for each in origin.removed if each not in restored]
+        removed = [each for each in origin.removed if not _within(each, map(clean, new))]
         paths = list(dict.fromkeys((*origin.paths, *new)))
         paths = [each for each in paths if not _within(each, {*paths} - {each})]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
@@ -175,7 +173,7 @@ def refresh(
         closed = [each for each in skipped if not each.reason.startswith("holds no text")]
         lost = [clean(each.path) for each in (*missing, *closed)]  # as the documents' paths are
         stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
-        new = [each for each in read if not _within(_place(each), origin.removed)]
+        new = [e for e in read if _place(e) in before or not _within(_place(e), origin.removed)]
         documents = with_unique_names([*stay, *_as_before(index, new)])
         return IndexPlan(documents, origin, skipped, missing)
 

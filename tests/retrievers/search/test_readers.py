@@ -421,7 +421,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("u.csv", write("K,L\n\nT,7\n\na,b,c\n1"), "K\tL\n\nT\t7\n\na\tb\tc\na: 1", "", []),
     ("v.csv", write("a,b\nx,y\n\nc,d,e\n1"), "a\tb\na: x; b: y\n\nc\td\te\nc: 1", "", []),
     ("w.csv", write("a,b\n\n,1\n,2\n\nc,d,e"), "a\tb\n\nb: 1\nb: 2\n\nc\td\te", "", []),
-    ("x.csv", write('1,"A\n2,"B, C"\n3,"C" D'), '1\t"A\n2\tB, C\n3\t"C" D', "", ["with them"]),
+    ("x.csv", write('1,"A\n2,B\n3,"C" D\n'), '1\t"A\n2\tB\n3\t"C" D', "", ["with them"]),
     ("c.tsv", write('1\t"a\n2\tb'), '1\t"a\n2\tb', "", ["quotes are not closed"]),
     ("a.tsv", write("1\t2\n3\t4\n"), "1\t2\n3\t4", "", []),
     ("b.tsv", write("\tmm\nSeal\t4\n"), "\tmm\nSeal; mm: 4".strip(), "", []),
