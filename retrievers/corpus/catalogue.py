@@ -206,10 +206,9 @@ def _rows(batch: list[Text], tokenizer: "Tokenizer | None") -> Iterator[TokenRow
         if tokenizer is None:
             raise InputError("got a text but no tokenizer; pass one, or token ids.")
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        rows = tokenizer(texts, **options)["input_ids"]
         encoded = (
             encode_text(tokenizer, text).ids if MARK in text else row
-            for text, row in zip(texts, rows, strict=True)
+            for text, row in zip(texts, tokenizer(texts, **options)["input_ids"], strict=True)
         )
     for item in batch:
         yield token_row(next(encoded) if isinstance(item, str) else item)

@@ -149,9 +149,8 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
             element.text = ILLEGAL.sub(" ", alt)
     for element in root.xpath('//input[@value][not(@type) or @type="text" or @type="number"]'):
         element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
-    for element in root.iter(*WIDGETS):
-        tail = re.sub(r"^(?=\w|$)", " ", element.tail or "")
-        element.text, element.tail = f" {element.text or ''}", tail
+    for each in root.iter(*WIDGETS):
+        each.text, each.tail = f" {each.text or ''}", re.sub(r"^(?=\w|$)", " ", each.tail or "")
     notes = dict.fromkeys(f"text of {each.tag} left out" for each in root.xpath(NOTED))
     etree.strip_elements(root, *HIDDEN, with_tail=False)
     align(root)
@@ -224,11 +223,10 @@ def number(root: "_Element") -> None:
     """Write the numbers of ordered lists before their items."""
     for each in root.iter("ol"):
         items, step = each.findall("li"), -1 if "reversed" in each.attrib else 1
-        kind = each.get("type", "1")
         count = whole(each.get("start"), len(items) if step < 0 else 1)
         for item in items:
             count = whole(item.get("value"), count)
-            label = formatted(count, FORMS.get(kind, "") if count <= 26 else "")
+            label = formatted(count, FORMS.get(each.get("type", "1"), "") if count <= 26 else "")
             place = item
             while len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:
                 place = place[0]
@@ -314,8 +312,7 @@ class TextWriter:
         if self._cells:
             self._gap = self._gap or " "
         else:
-            gap = "\n\n" if tag in LOOSE else "\n"
-            self._gap = max(gap, self._gap.strip(" \t"), key=len)
+            self._gap = max("\n\n" if tag in LOOSE else "\n", self._gap.strip(" \t"), key=len)
 
     def _write(self, text: str | None) -> None:
         text = SPACES.sub(" ", INVISIBLE.sub("", text or "").replace("\xa0", " "))

@@ -97,13 +97,12 @@ class Level(NamedTuple):
     @classmethod
     def read(cls, element: "_Element", number: int, start: str) -> "Level":
         """Return a level; `start` of the list, if any, takes the place of that of the level."""
-        has_digits = element.find("{*}isLgl") is not None
         return cls(
             whole(start or attribute(element, "start/val")),
             attribute(element, "numFmt/val"),
             attribute(element, "lvlText/val"),
             min(whole(attribute(element, "lvlRestart/val"), number), number),
-            has_digits and attribute(element, "isLgl/val") not in OFF,
+            element.find("{*}isLgl") is not None and attribute(element, "isLgl/val") not in OFF,
             attribute(element, "pStyle/val"),
         )
 

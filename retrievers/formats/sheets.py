@@ -127,8 +127,7 @@ def delimiter_of(text: str) -> str:
     scores = dict[str, tuple[bool, bool, int]]()
     for each in ";\t,|":
         widths = [len(row) for line in lines for row in csv.reader([line], delimiter=each)]
-        counts = Counter(width for width in widths if width > 1)
-        ((width, count),) = counts.most_common(1) or [(1, 0)]
+        ((width, count),) = Counter(n for n in widths if n > 1).most_common(1) or [(1, 0)]
         is_alike = each in ";\t" and 1 < min(widths[:2], default=1) == max(widths[:2])
         scores[each] = is_alike, count > 1, count * (width - 1)
     return max(scores, key=scores.__getitem__)

@@ -262,11 +262,10 @@ class Segment:
         """
         from ragspec.retrievers.indexes.lookup import draft  # not above: numba loads slowly
 
-        depth = options.max_depth if max_depth is None else min(max_depth, options.max_depth)
         tail = self._tail(context, options.max_match)
         caps = (options.max_match, options.rows, options.contexts)
         arrays = (self.tokens, self.suffixes, self.buckets)
-        most = budget, depth
+        most = budget, options.max_depth if max_depth is None else min(max_depth, options.max_depth)
         return Draft(*draft(*arrays, tail, most, caps, options.lengths, options.chances))
 
     def warm_up(self) -> None:

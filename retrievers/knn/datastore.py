@@ -92,8 +92,7 @@ class Datastore:
         self._store = store
         self.width, self.vocab_size = int(facts["width"]), int(facts["vocab_size"])
         count, documents = int(facts["keys"]), int(facts["documents"])
-        keys = mapped(store.file(KEYS), "<f2").reshape(count, self.width)
-        self.keys: NDArray[np.float16] = keys
+        self.keys: NDArray[np.float16] = mapped(store.file(KEYS), "<f2").reshape(count, self.width)
         self.values: Numbers = mapped(store.file(VALUES), "<i4").reshape(count).astype(np.int64)
         self.starts: Numbers = mapped(store.file(STARTS), "<i8").reshape(documents + 1)
         if not 0 <= self.values.min(initial=0) <= self.values.max(initial=0) < self.vocab_size:

@@ -164,9 +164,8 @@ class NGramSession(DraftSession):
         for level, token in enumerate(step.tokens[: self._drafter.level - 1]):
             if not live:
                 return
-            at = min(level, len(HOLDS) - 1)
             live = [ngram for ngram in live if ngram[level] == token]
-            self._holds[at].learn(1.0, bool(live), _DECAY)
+            self._holds[min(level, len(HOLDS) - 1)].learn(1.0, bool(live), _DECAY)
 
     def _look_ahead(self, step: Step, best: list[int]) -> None:
         """Add, for every verified branch, its last tokens with the target's best next one."""

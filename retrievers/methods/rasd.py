@@ -193,9 +193,8 @@ def _pairs(tree: DraftTree) -> list[tuple[int, int]]:
 
 
 def _over(sources: Sources) -> Fuse:
-    learned = [NeighbourDrafter()] if sources.top_k_feedback else []
     retrievers = [ContextDrafter(), *sources.past()]
-    drafters = [*sources.models(), *learned]
+    drafters = [*sources.models(), *[NeighbourDrafter()] * bool(sources.top_k_feedback)]
     if not drafters:
         return Fuse(retrievers, "rasd")  # there is no distribution to prune by
     return Rasd(drafters[0], [*retrievers, *drafters[1:]])

@@ -53,8 +53,7 @@ class Hit:
     @property
     def names(self) -> str:
         """The names of all documents with the passage."""
-        also = f" (also {', '.join(self.copies)})" if self.copies else ""
-        return self.document.name + also
+        return self.document.name + (f" (also {', '.join(self.copies)})" if self.copies else "")
 
 
 @runtime_checkable

@@ -72,10 +72,9 @@ class Exact:
         rows = torch.from_numpy(queries if len(queries) > 1 else queries.repeat(2, axis=0)).T
         parts = [torch.from_numpy(block) @ rows for block in blocks(self._vectors)]
         scores = torch.cat(parts).T[: len(queries)]
-        slack = 2.0 * rounding(queries) * self._longest
         return [
             np.flatnonzero(row.numpy() >= float(row.topk(k).values[-1]) - most)
-            for row, most in zip(scores, slack, strict=True)
+            for row, most in zip(scores, 2.0 * rounding(queries) * self._longest, strict=True)
         ]
 
 

@@ -177,8 +177,7 @@ class PassageIndex:
         chosen, k = SearchMode(mode or self.mode), checked_count(k, "k")
         most = k if self.reranker is None else max(k, RERANKED)
         checked = self.query(query, chosen)
-        ranked = self.ranked([checked], most, chosen)[0]
-        hits = [hit for _, hit in self.hits(ranked)]
+        hits = [hit for _, hit in self.hits(self.ranked([checked], most, chosen)[0])]
         return hits if self.reranker is None else rerank(self.reranker, checked.text, hits)[:k]
 
     def check(self, mode: SearchMode) -> None:
@@ -354,8 +353,7 @@ def open_index(path: Path, verify: Verify) -> OpenStore:
 
 def searched_text(document: Document, passage: Passage) -> str:
     """Return the text to index for a passage, with the document's title and the heading."""
-    titles = dict.fromkeys((document.title, passage.title))
-    return well_formed("\n".join([*titles, passage.text]))
+    return well_formed("\n".join([*dict.fromkeys((document.title, passage.title)), passage.text]))
 
 
 def read_document(record: dict[str, Any]) -> Document:

@@ -68,5 +68,4 @@ def rerank(reranker: Reranker, query: str, hits: Sequence[Hit]) -> list[Hit]:
             f"{type(reranker).__name__} returned {scores} for {len(hits)} texts; expected a number "
             "for each."
         )
-    order = np.argsort(-scores, kind="stable")
-    return [replace(hits[at], score=float(scores[at])) for at in order]
+    return [replace(hits[at], score=float(scores[at])) for at in np.argsort(-scores, kind="stable")]

@@ -100,9 +100,8 @@ def rank_sentences(question: str, hits: "Sequence[Hit]", *, ranked: bool = True)
     places = [(rank, hit, *span) for rank, hit in enumerate(hits) for span in statements(hit)]
     scores = score_spans(question, [place[1:] for place in places])
     cost = RANK_COST * ranked
-    order = sorted(range(len(places)), key=lambda at: places[at][0] * cost - scores[at])
     first = dict[str, Sentence]()
-    for at in order:
+    for at in sorted(range(len(places)), key=lambda at: places[at][0] * cost - scores[at]):
         sentence = Sentence(*places[at][1:], scores[at])
         first.setdefault(sentence.text, sentence)
     return list(first.values())[:MOST]
@@ -142,8 +141,7 @@ def _likeness(
             cosines[row] = 0.0
         if term in places:
             cosines[row, places[term]] = 1.0
-    best = [cosines[:, [places[w] for w in part]].max(1, initial=0.0) for part in parts]
-    return np.stack(best)
+    return np.stack([cosines[:, [places[w] for w in part]].max(1, initial=0.0) for part in parts])
 
 
 def titled(hit: "Hit", start: int, end: int) -> str:

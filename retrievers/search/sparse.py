@@ -59,10 +59,9 @@ class SparseIndex:
         terms, passages, scores = _scored(texts, numbers)
         if titles:
             places = {title: place for place, title in enumerate(dict.fromkeys(titles))}
-            of_passage = np.array([places[title] for title in titles])
             title_terms, at, title_scores = _scored([*places], numbers)
             known = title_terms * len(places) + at
-            keys = terms * len(places) + of_passage[passages]
+            keys = terms * len(places) + np.array([places[title] for title in titles])[passages]
             shared = np.isin(keys, known)
             scores[shared] += TITLE * title_scores[np.searchsorted(known, keys[shared])]
         ends = np.searchsorted(terms, np.arange(len(numbers) + 1))

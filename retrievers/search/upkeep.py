@@ -188,11 +188,10 @@ def described(path: str | os.PathLike[str]) -> dict[str, Any]:
         spans = np.load(store.file("passages.npy"), allow_pickle=False)
         counts = np.bincount(spans[:, 0], minlength=int(parameters["documents"])).tolist()
         origin = IndexOrigin.of(parameters["origin"])
-        records = read_lines(store.file("documents.jsonl"))
         return {
             "documents": [
                 {key: record[key] for key in ("name", "title", "path", "notes")} | {"passages": n}
-                for record, n in zip(records, counts, strict=True)
+                for record, n in zip(read_lines(store.file("documents.jsonl")), counts, strict=True)
             ],
             "passages": len(spans),
             "words": origin.words,

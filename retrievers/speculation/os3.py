@@ -179,8 +179,7 @@ class StrideSchedule:
         self.gated = 0
         # Without an overlap, strides and searches are timed: once at first, then now and then.
         self.since_alone = self.since_alone + 1 if best.overlapped else 0
-        timed = best.strides in self.search.times
-        if (timed and self.since_alone < ALONE) or self.overlap:
+        if (best.strides in self.search.times and self.since_alone < ALONE) or self.overlap:
             return best
         self.since_alone = 0
         return replace(best, overlapped=False)
