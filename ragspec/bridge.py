@@ -10,9 +10,10 @@ fail without a tokenizer. They are fields of `Speculation` instead. `generate` o
 accepts them, and stop_strings, in the usual place.
 
 Processors and criteria get the same ids as in transformers, including the padding of a batch, but
-one row at a time: in a batch, each row has a copy (`BatchRows`). So greedy text is that of
-transformers. One exception: without end tokens, transformers continues a row that a criterion has
-ended until all rows have ended; here it is padded.
+one row at a time: in a batch, each row has a copy (`BatchRows`, `criterion_of_text`). So greedy
+text is that of transformers, with two exceptions. Code that distinguishes rows by their index, or
+mixes them, gets each row as row 0. Without end tokens, transformers continues a row that a
+criterion has ended until all rows have ended; here it is padded.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError, pluralize
-from ragspec.sampling.processors import HFCallable, copied, of_transformers
+from ragspec.sampling.processors import HFCallable, copied, criterion_of_text, of_transformers
 from ragspec.sampling.stopping import Criterion
 
 
@@ -69,7 +69,10 @@ class RowCriterion:
 
     def of_row(self, row: int) -> Criterion:
         """Return a criterion that calls the batch's one with the ids of transformers."""
-        return lambda ids, scores: self.criterion(self.rows.whole(row, ids), scores)
+        memo, criterion = {id(thing): thing for thing in self.rows.shared}, self.criterion
+        if len(self.rows.ids) > 1:
+            criterion = criterion_of_text(criterion, memo)
+        return lambda ids, scores: criterion(self.rows.whole(row, ids), scores)
 
 
 def _of_row(processor: Any, row: int, rows: BatchRows, memo: dict[int, object]) -> Any:

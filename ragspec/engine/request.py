@@ -23,7 +23,7 @@ from ragspec.engine.prompts import (
 from ragspec.errors import InputError, PromptTooLongError, SamplingError, pluralize
 from ragspec.registry import unknown
 from ragspec.rules.base import Step
-from ragspec.sampling.processors import ByRow, HFCallable, copied
+from ragspec.sampling.processors import ByRow, HFCallable, copied, criterion_of_text
 from ragspec.sampling.settings import Sampling, fresh_seed, whole
 from ragspec.sampling.stopping import Criterion, StopRule
 from ragspec.sampling.transform import Transform
@@ -83,7 +83,8 @@ class Options(TypedDict, total=False):
             generation config.
         stop_token_ids: Further end tokens.
         ignore_eos: Continue past the model's own end tokens.
-        stopping_criteria: Criteria of transformers; called with one text at a time.
+        stopping_criteria: Criteria of transformers; called with one text at a time, each with state
+            for that text alone, see `criterion_of_text`.
         stop_after: Tokens after which the call returns with the finish reason "paused".
         resume_from: Tokens that earlier calls returned; the text continues after them as if it had
             not paused. Noise, penalties, stop strings and limits count them, and
@@ -222,14 +223,14 @@ def _callables(
 ) -> tuple[tuple[Criterion, ...], tuple[HFCallable, ...]]:
     """Return the criteria and the processors of text number `row`, copies unless it is alone."""
     memo = dict(memo)  # one for all: processors may share objects
-    criteria = (
-        each.of_row(row) if isinstance(each, ByRow) else each
-        for each in options.get("stopping_criteria") or ()
-    )
-    processors = (
-        each.of_row(row) if isinstance(each, ByRow) else each if alone else copied(each, memo)
-        for each in options.get("logits_processor") or ()
-    )
+
+    def of_text(each: Any, copy: Callable[[Any, dict[int, object]], Any]) -> Any:
+        if isinstance(each, ByRow):
+            return each.of_row(row)
+        return each if alone else copy(each, memo)
+
+    criteria = [of_text(each, criterion_of_text) for each in options.get("stopping_criteria") or ()]
+    processors = [of_text(each, copied) for each in options.get("logits_processor") or ()]
     return tuple(criteria), tuple(processors)
 
 

@@ -7,9 +7,10 @@ taken as it is by `HFProcessor`, one node at a time in the order in which plain 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -138,6 +139,30 @@ def copied(processor: HFCallable, memo: dict[int, object]) -> HFCallable:
             "several texts gets a copy that remembers it alone. Give it a __deepcopy__, or call "
             "generate for one text at a time."
         ) from error
+
+
+def criterion_of_text(criterion: Criterion, memo: dict[int, object]) -> Criterion:
+    """Return a criterion for one of several texts: a view of the caller's with state for it alone.
+
+    Attributes that a call assigns or changes in place belong to the text. All others are those of
+    the caller's object, so that another thread can set a flag there. Functions, criteria of
+    transformers, and attributes that cannot be copied, such as events, are shared. For `memo` see
+    `copied`.
+    """
+    kind: Any = type(criterion)
+    plain = kind.__new__ is object.__new__ and hasattr(criterion, "__dict__")
+    if not plain or of_transformers(criterion):
+        return criterion
+    body = {"__getattr__": lambda _, name: getattr(criterion, name)}
+    view: Criterion = object.__new__(type(kind)(kind.__name__, (kind,), body))
+    for name, value in vars(criterion).items():
+        trial = dict(memo)  # a copy that fails leaves parts there
+        with suppress(Exception):
+            copy = value if isinstance(value, torch.nn.Module) else deepcopy(value, trial)
+            if copy is not value:
+                vars(view)[name] = copy
+                memo.update(trial)
+    return view
 
 
 def build_processors(

@@ -14,7 +14,7 @@ from ragspec.bridge import Speculation, generate
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from tests.support import tiny
-from tests.support.calls import StatefulProcessor
+from tests.support.calls import CountingCriterion, StatefulProcessor
 from tests.support.generation_settings import (
     NEW,
     PAD,
@@ -142,7 +142,7 @@ def test_a_stateful_processor_gets_the_ids_of_transformers(model: Any) -> None:
 PROMPTS_OF_ONE = torch.tensor(PROMPTS[:1])
 
 
-@pytest.mark.parametrize("kind", ["strings", "length", "local"])
+@pytest.mark.parametrize("kind", ["strings", "length", "local", "state"])
 def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
     tokenizer = tiny.tokenizer()
     one, two = plain()
@@ -156,10 +156,11 @@ def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
         "strings": {"stop_strings": stops, "tokenizer": tokenizer},
         "length": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(10)])},
         "local": {"stopping_criteria": [local]},
+        "state": {"stopping_criteria": [CountingCriterion(4)]},
     }[kind]
     arguments = {**padded(PROMPTS), **COMMON, **ends, "do_sample": False, **request}
-    theirs = model.generate(**arguments)
     ours = generate(model, speculation=Speculation(drafter=None, tokenizer=tokenizer), **arguments)
+    theirs = model.generate(**arguments)
     assert torch.equal(ours, theirs)
     assert theirs.shape[1] < 6 + NEW
 

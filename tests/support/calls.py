@@ -1,5 +1,6 @@
-"""Wrappers that record calls or fail at some, and a processor that depends on all its calls."""
+"""Wrappers that record calls or fail at some, and callables that depend on all their calls."""
 
+import threading
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -50,3 +51,17 @@ class StatefulProcessor:
         both = zip(self.calls[0], self.calls[-1], strict=True)
         favourites = [[(sum(first + last) + 7 * len(self.calls)) % 90] for first, last in both]
         return scores.scatter_add(1, torch.tensor(favourites), torch.full_like(scores, 9.0))
+
+
+class CountingCriterion:
+    """Ends a text after some calls, or once `stopped` is set; cannot be copied whole."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.count, self.ids = most, 0, list[Any]()
+        self.stopped, self.lock = False, threading.Lock()
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.ids.append(ids)
+        assert len(self.ids) == self.count
+        return torch.tensor([self.stopped or self.count >= self.most] * len(ids))

@@ -15,7 +15,7 @@ from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
 from tests.ragspec.engine.test_engine import flat
 from tests.support import tiny
-from tests.support.calls import StatefulProcessor
+from tests.support.calls import CountingCriterion, StatefulProcessor
 from tests.support.noisy import NoisyTrees
 
 PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8]
@@ -179,6 +179,17 @@ def test_a_processor_that_cannot_be_copied_is_refused_for_several_texts(plain: E
     with pytest.raises(InputError, match=r"Holding cannot be copied .*one text at a time"):
         written(plain, PROMPTS, Sampling(), [inputs])
     assert len(written(plain, PROMPTS[:1], Sampling(), [inputs])[0]) == NEW
+
+
+def test_criteria_count_each_text_alone_and_see_the_flags_of_others(plain: Engine) -> None:
+    criterion, several = CountingCriterion(4), Sampling(temperature=1.0, n=2)
+    options: Any = {"max_new_tokens": NEW, "ignore_eos": True, "stopping_criteria": [criterion]}
+    texts = flat(plain.generate(PROMPTS, several, **options))
+    assert [len(each.tokens) for each in texts] == [4] * 2 * len(PROMPTS)
+    criterion.most = NEW
+    options["on_step"] = lambda *_: setattr(criterion, "stopped", True)  # as another thread may
+    texts = flat(plain.generate(PROMPTS, several, **options))
+    assert max(len(each.tokens) for each in texts) <= 2 and criterion.count == 0
 
 
 class Rows:
