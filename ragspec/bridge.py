@@ -33,6 +33,7 @@ from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
 from ragspec.engine.request import OnStep
 from ragspec.errors import InputError, PromptTooLongError
+from ragspec.models.supported import check_scope
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Report
 from ragspec.sampling.settings import Sampling
@@ -149,6 +150,7 @@ def speculative(
 
     Raises:
         InputError: There are other model inputs than text, or position_ids that skip tokens.
+        UnsupportedModelError: `check_scope` refuses the model or its adapter.
     """
     if not isinstance(speculation, Speculation | None):
         raise InputError(
@@ -178,6 +180,8 @@ def _decode(
     # Not named parameters: transformers would then pass them a second time.
     attention_mask = model_kwargs.pop("attention_mask", None)
     positions = model_kwargs.pop("position_ids", None)
+    # peft calls its base model, with the virtual tokens in this method alone.
+    check_scope(getattr(model.prepare_inputs_for_generation, "__self__", model))
     _refuse_unknown(model_kwargs)
     _refuse_positions(positions, input_ids, attention_mask)
     _refuse_outputs(config)

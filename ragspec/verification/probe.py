@@ -275,8 +275,8 @@ def probe(target: CausalTarget) -> ProbeVerdict:
     except Exception as error:  # a third-party model may raise anything
         if out_of_memory(error):
             raise
-        reason = f"its own forward fails on plain text ({type(error).__name__}: {error})"
-        return ProbeVerdict("refused", reason[:400])
+        reason = f"its own forward fails on plain text ({type(error).__name__}: {error})"[:400]
+        return ProbeVerdict("refused", f"{reason}. Hooks or adapter_names may be the cause")
     if not math.isfinite(trial.scale):
         kind = "NaN" if math.isnan(trial.scale) else "infinite"
         reason = f"its own logits are {kind} on plain text: its weights are damaged or overflow"

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from ragspec.bridge import Speculation, _settings, generate, speculative
-from ragspec.errors import InputError, PromptTooLongError
+from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from tests.support import tiny
 from tests.support.generation_settings import PROMPTS, padded
 
@@ -195,6 +195,15 @@ def test_unsupported_arguments_are_refused(model: Any, spec: Speculation) -> Non
             generate(model, speculation=spec, **{"input_ids": IDS, "max_new_tokens": 2, **call})
     with pytest.raises(InputError, match="expected a Speculation"):
         model.generate(IDS, custom_generate=speculative, speculation=5, max_new_tokens=2)
+
+
+def test_unsupported_models_are_refused_by_their_names(model: Any) -> None:
+    peft = pytest.importorskip("peft")
+    task = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    tuned = peft.get_peft_model(copy.deepcopy(model), task)
+    for each, match in (tuned, "virtual tokens"), (tiny.model("mamba"), "mamba cannot be used"):
+        with pytest.raises(UnsupportedModelError, match=match):
+            generate(each, input_ids=IDS, max_new_tokens=2)
 
 
 def test_the_engine_is_reused_until_a_field_changes(model: Any) -> None:
