@@ -119,9 +119,13 @@ def read_keys(entries: Sequence[str]) -> list[str]:
     keys: list[str] = []
     for entry in map(str.strip, entries):  # HTTP clients send keys without outer spaces
         if entry.startswith("@"):
-            keys += read_input(Path(entry[1:]), "the file of API keys").split() or [""]
+            text = read_input(Path(entry[1:]), "the file of API keys").strip()
+            keys += [line for line in map(str.strip, text.split("\n")) if line or not text]
         else:
             keys.append(entry)
-    if any(not key or not key.isascii() for key in keys):
-        raise InputError("got an empty key, or one that is not ASCII; expected letters.")
+    if any(len(key.split()) != 1 or not key.isascii() or key.startswith("#") for key in keys):
+        raise InputError(
+            "got an empty key, a comment, or one with blanks or other than ASCII; expected one key "
+            "of letters on each line."
+        )
     return keys

@@ -182,12 +182,12 @@ def test_api_keys_and_the_admin_key(instance: Engine) -> None:
 
 def test_keys_of_a_file_change_without_a_restart(instance: Engine, tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    for text in (None, "", "\u00e9"):
+    for text in (None, "", "\u00e9", "alpha\nbeta  # Ann, sales", "#alpha"):
         if text is not None:
             path.write_text(text)
         with pytest.raises(InputError, match="key"):
             ServerSettings(keys=[f"@{path}"])
-    path.write_text("alpha\nbeta\n")
+    path.write_text("alpha\r\n\n beta\n")
     with served(instance, ServerSettings(keys=[f"@{path}"])) as (client, _):
         ask = partial(status_of, client)
         assert [ask(key) for key in ("alpha", "beta", f"@{path}")] == [200, 200, 401]
