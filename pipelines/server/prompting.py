@@ -36,7 +36,8 @@ from ragspec.verification.causal import score_tokens
 CHARACTERS = 8  # of a token, as an upper bound
 LONGEST = 8192  # tokens of a context that the model does not state
 COMPLETION_TOKENS = 16  # of a completion that names no limit
-SETTINGS = NAMES.intersection(TextRequest.model_fields) - {"max_tokens", "n", "prediction"}
+LIMITS = ("max_tokens", "max_completion_tokens")
+SETTINGS = NAMES.intersection(TextRequest.model_fields) - {*LIMITS, "n", "prediction"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,10 @@ def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
     if hits and body.temperature is None:  # as in `DocQA`; elsewhere OpenAI's default
         body = body.model_copy(update={"temperature": 0.0})
     read = _read(body, engine, (body.top_logprobs or 0) if body.logprobs else None)
-    sampling, options = read.sampling, read.options
+    sampling, options, new = read.sampling, read.options, _limit_of(body)
     unasked = documents.unasked(question, result) if hits or result.refused else None
     if unasked is not None:
         return [EngineRequest((), sampling, options, search=result, unasked=unasked)]
-    new = body.max_completion_tokens or body.max_tokens
     if hits and not is_chat(engine.tokenizer):
         options.setdefault("stop", documents.template.stop)
         prompt = documents.prompt_over(question, hits, max(new or 0, 0))
@@ -103,7 +103,7 @@ def read_completion(
     if body.echo and body.stream:
         raise InputError("got echo with stream; expected one of them.")
     read = _read(body, engine, body.logprobs)
-    new = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    new = _limit_of(body) or COMPLETION_TOKENS
     for prompt in body.prompts:
         (ids,), _ = encode_prompts(prompt, engine.tokenizer, engine.target.input_size)
         options: Options = {**read.options}
@@ -132,6 +132,17 @@ def _read(body: TextRequest, engine: Engine, logprobs: int | None) -> GenerateRe
                 "output here is longer. Send the part that the output will resemble."
             )
     return request
+
+
+def _limit_of(body: TextRequest) -> int | None:
+    """Return the limit of new tokens, None for none; raise InputError for two that differ."""
+    first, other = body.max_tokens, body.max_completion_tokens
+    if first and other and first != other:
+        raise InputError(
+            f"got max_tokens {first} and max_completion_tokens {other}; expected one of them. "
+            "Leave one out."
+        )
+    return first or other
 
 
 def _limit(

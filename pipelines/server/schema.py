@@ -144,7 +144,7 @@ class TextRequest(Body):
     """The fields that chat and completion requests share.
 
     Attributes:
-        max_tokens: Most new tokens; -1 for the rest of the context.
+        max_tokens, max_completion_tokens: Most new tokens; -1 for the rest of the context.
         drafter: A method by name, several (fused), or "none".
         budget: "auto", or draft nodes per step.
         store: One of the server's stores; absent for all, null for none. OpenAI's boolean is
@@ -153,6 +153,7 @@ class TextRequest(Body):
 
     model: Name
     max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     min_tokens: Annotated[Int, Field(ge=0, le=1 << 31)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
@@ -180,7 +181,6 @@ class ChatRequest(TextRequest):
     """A request for the next turn of a conversation."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
-    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -137,8 +137,9 @@ def test_fields_that_change_the_result_are_applied(client: httpx.Client, instanc
     options = {"chat_template_kwargs": {"brief": True, **nothing}}
     brief = post(client, {**CHAT, **options}).json()
     assert brief["usage"]["prompt_tokens"] > post(client, CHAT).json()["usage"]["prompt_tokens"]
-    rest = post(client, {**TEXT, "max_tokens": -1, "ignore_eos": True}).json()
-    assert rest["usage"]["total_tokens"] == 512
+    for limit in ({"max_tokens": -1}, {"max_tokens": None, "max_completion_tokens": -1}):
+        rest = post(client, {**TEXT, **limit, "ignore_eos": True}).json()
+        assert rest["usage"]["total_tokens"] == 512
 
 
 def test_an_echo_has_the_logprobs_of_the_prompt(client: httpx.Client, instance: Engine) -> None:

@@ -81,6 +81,7 @@ def test_errors_name_the_field(client: httpx.Client, body: dict[str, Any], param
         ({**TEXT, "echo": True, "stream": True}, 400, "echo"),
         ({**TEXT, "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens is 9 and max_tokens is 8"),
         ({**CHAT, "min_tokens": 9, "max_completion_tokens": 8}, 400, "max_completion_tokens is 8"),
+        ({**TEXT, "max_completion_tokens": 6}, 400, "max_completion_tokens 6; expected one of"),
         ({**TEXT, "prediction": PREDICTED, "drafter": "none"}, 400, "prediction"),
         ({**TEXT, "prediction": {**PREDICTED, "content": "x" * 10**5}}, 400, "prediction"),
         ({**TEXT, "logit_bias": {"99999": 1.0}}, 400, "tokenizer? logit_bias None"),
@@ -124,7 +125,7 @@ def test_a_chat_without_text_and_template_is_refused() -> None:
         ({**TEXT, "max_tokens": 10**6}, "max_tokens"),
         ({**CHAT, "messages": [{**USER, "content": "x" * 600}]}, "messages"),
         ({**CHAT, "documents": [{"title": None, "text": "x" * 600}]}, "documents"),
-        ({**CHAT, "max_completion_tokens": 512}, "max_completion_tokens"),
+        ({**CHAT, "max_tokens": None, "max_completion_tokens": 512}, "max_completion_tokens"),
     ],
 )
 def test_errors_state_the_context_length(
