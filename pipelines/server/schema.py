@@ -45,13 +45,20 @@ REFUSED = MappingProxyType(
             *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
             *("rule", "drafter", "budget", "codes", "guidance_interval", "class_labels", "steps"),
             *("num_inference_steps", "iterations", "height", "width", "num_images_per_prompt"),
+            *("bad_words_ids", "stopping_strings", "ban_eos_token", "begin_suppress_tokens"),
+            *("dynamic_temperature", "smoothing_factor", "mirostat_mode", "prompt_embeds"),
+            *("return_token_ids", "return_tokens_as_token_ids", "n_probs", "response_schema"),
+            *("format", "sampling_params", "options", "extra_body"),
         ),
         NOTHING,
     )
     | dict.fromkeys(("tool_choice", "function_call"), (*NOTHING, "none", "auto"))
-    | dict.fromkeys(("best_of", "length_penalty", "num_beams", "typical_p", "tfs_z"), (None, 1))
+    | dict.fromkeys(("best_of", "length_penalty", "num_beams", "guidance_scale"), (None, 1))
+    | dict.fromkeys(("typical_p", "typical", "tfs_z", "tfs"), (None, 1))
     | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
     | dict.fromkeys(("do_sample", "skip_special_tokens", "add_generation_prompt"), (None, True))
+    | dict.fromkeys(("add_special_tokens", "detokenize"), (None, True))
+    | {"top_n_sigma": (*NOTHING, -1), "eos_token_id": (None,), "forced_eos_token_id": (None,)}
     | {"response_format": (None, {"type": "text"}), "modalities": (*NOTHING, ["text"])}
     | {"output_format": (None, "png"), "background": (None, "auto", "opaque"), "stream": NOTHING}
 )

@@ -107,7 +107,7 @@ def test_ignored_fields_are_named_in_a_header(client: httpx.Client) -> None:
     body = {**CHAT, "messages": [USER, reply, *silent, {**USER, "content": [part]}]}
     body |= {"prompt_cache_key": "k", "tools": [], "tool_choice": "none", "user_id": "x\n"}
     body |= {"response_format": {"type": "text"}, "max_tokens": 8.0, "n": 1.0, "seed": 3.0}
-    body |= {"store": True, "top_logprobs": 0, "mirostat": 0, "do_sample": True, "n_predict": -1}
+    body |= {"store": True, "top_logprobs": 0, "mirostat": 0, "do_sample": True, "tfs": 1.0}
     result = post(client, body)
     assert result.status_code == 200, result.text
     assert set(result.headers["x-ignored-fields"].split(", ")) == {
