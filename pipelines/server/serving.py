@@ -67,6 +67,11 @@ class Serving:
                 f"{name} holds no tokenizer; expected one, as callers send text. Save it beside "
                 "the weights with tokenizer.save_pretrained(folder)."
             )
+        if name in (images or ()):
+            raise InputError(
+                f"got the name {name} for a text model and an image model; expected two names, as "
+                "requests choose by them. Give the text model another with --set name=NAME."
+            )
         limits = self.settings = settings or ServerSettings()
         self.engine = engine.with_limits(
             limits.max_batch_size,

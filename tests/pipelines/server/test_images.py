@@ -13,7 +13,7 @@ from PIL import Image
 from prometheus_client import generate_latest
 
 from ragspec.engine.engine import Engine
-from ragspec.errors import EngineClosedError, QueueFullError
+from ragspec.errors import EngineClosedError, InputError, QueueFullError
 from ragspec.pipelines.server import app, run
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
@@ -69,6 +69,8 @@ def test_images_equal_those_of_the_pipeline(
         assert error["param"] == "prompt" and len(error["message"]) < 800
     with served(instance) as (client, _):
         assert generate(client, prompt="x").status_code == 404
+    with pytest.raises(InputError, match=r"name emoji for .* --set name=NAME"):
+        Serving(instance, "emoji", images={"emoji": pipe})
 
 
 def test_a_disconnect_cancels_images(
