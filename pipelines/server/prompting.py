@@ -79,7 +79,9 @@ def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
     read = _read(body, engine, (body.top_logprobs or 0) if body.logprobs else None)
     sampling, options, new = read.sampling, read.options, _limit_of(body)
     unasked = documents.unasked(question, result) if hits or result.refused else None
-    if unasked is not None:
+    if unasked is not None:  # its options are checked as if the model were called
+        _limit(options, [0], new, engine, "messages")
+        engine.prepare([0], sampling, options)
         return [EngineRequest((), sampling, options, search=result, unasked=unasked)]
     if hits and not is_chat(engine.tokenizer):
         options.setdefault("stop", documents.template.stop)

@@ -153,9 +153,9 @@ class Serving:
         """Submit all texts of a request, or raise QueueFullError; some have none."""
         samples = range(body.n or 1)
         running = RunningTexts([each for each in requests for _ in samples], [])
+        engine = self.engine_of(tenant, body.drafter, body.budget, body.store)
         if requests[0].unasked is not None:
             return running
-        engine = self.engine_of(tenant, body.drafter, body.budget, body.store)
         try:
             for each, sample in product(requests, samples):
                 options: Options = {**each.options, "tenant": tenant}

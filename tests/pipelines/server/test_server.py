@@ -178,6 +178,9 @@ def test_each_sample_of_an_uncovered_question_is_refused(instance: Engine, strea
     body = {"model": NAME, "messages": messages, "n": 3, "stream": stream}
     with served(instance, documents=DocQA(index, engine=instance)) as (client, _):
         result = post(client, body)
+        wrong: list[Any] = [{"drafter": "x"}, {"store": "x"}, {"stop_token_ids": [10**6]}]
+        for each in (*wrong, {"max_tokens": 10**6}, {"min_tokens": 9, "max_tokens": 2}):
+            assert post(client, body | each).status_code == 400, each
     lines = parts_of(result, stream)
     assert {choice["index"] for each in lines for choice in each["choices"]} == {0, 1, 2}
     assert [text_of(lines, index) for index in range(3)] == [NO_ANSWER_TEXT] * 3
