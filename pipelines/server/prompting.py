@@ -152,7 +152,7 @@ def _limit(
 ) -> None:
     """Set the limit of new tokens, None and -1 for the rest; `source` is the prompt's field."""
     count = new if new is not None and new > 0 else None
-    check_length(len(ids), count or 1, engine.target.max_length, (source, "max_new_tokens"))
+    check_length(len(ids), count, engine.target.max_length, (source, "max_new_tokens"))
     options["max_new_tokens"] = count or (engine.target.max_length or LONGEST) - len(ids)
 
 

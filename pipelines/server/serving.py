@@ -125,6 +125,9 @@ class Serving:
         methods = {name for name, method in listed().items() if not method.needs}
         if self._draft_models:
             methods.add("model")
+        if "none" in names:
+            got = ", ".join(names)
+            raise InputError(f"got the drafter {got}; expected none by itself. Leave it out.")
         for name in names:
             # The server's default may be a folder.
             if name not in methods and names != self.default[0]:

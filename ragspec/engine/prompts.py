@@ -44,7 +44,7 @@ def encode_prompts(
     for number, ids in enumerate(every):
         name = _numbered(number, len(every))
         if not ids:
-            raise InputError(f"{name} is empty; give at least one token to go on from")
+            raise InputError(f"{name} is empty; expected at least one token to go on from.")
         expect_ids(name, ids, input_size)
     return every, single
 
@@ -111,7 +111,7 @@ def stop_strings(stop: object) -> tuple[str, ...]:
 
 def check_length(
     prompt: int,
-    new: int,
+    new: int | None,
     limit: int | None,
     names: tuple[str, str] = ("the prompt", "max_new_tokens"),
     fixed: bool = False,
@@ -119,20 +119,22 @@ def check_length(
     """Raise PromptTooLongError if prompt and new tokens exceed the model's context.
 
     Args:
+        new: None for one, if the caller set no limit.
         names: The prompt and the limit of new tokens as the caller named them.
         fixed: Whether the caller cannot set that limit.
     """
-    if limit is not None and prompt + new > limit:
+    if limit is not None and prompt + (least := new or 1) > limit:
         advice = []
-        if new < limit:  # else no prompt would be short enough
-            advice.append(f"shorten {names[0]} by {pluralize(prompt + new - limit, 'token')}")
+        if least < limit:  # else no prompt would be short enough
+            advice.append(f"shorten {names[0]} by {pluralize(prompt + least - limit, 'token')}")
         if prompt < limit and not fixed:
             advice.append(f"set {names[1]} to {limit - prompt} or less")
         if not advice:
             advice.append(f"shorten {names[0]} to less than {limit} tokens and ask for fewer")
         raise PromptTooLongError(
             f"This model's maximum context length is {limit} tokens, but there are {prompt} in "
-            f"{names[0]} and {names[1]} is {new}. To do: {', or '.join(advice)}."
+            f"{names[0]} and {f'{names[1]} is {new}' if new else 'the text needs one more'}. "
+            f"To do: {', or '.join(advice)}."
         )
 
 

@@ -254,10 +254,9 @@ def _stop_rule(
         stop = getattr(config, "stop_strings", None)
     if new is None and sampling.defaults is not None:
         new = _configured_length(config, prompt, limit)
-    if new is None:
-        rest = DEFAULT_NEW_TOKENS if limit is None else limit - prompt
-        new = max(1, min(DEFAULT_NEW_TOKENS, rest))
     check_length(prompt, new, limit)
+    if new is None:
+        new = DEFAULT_NEW_TOKENS if limit is None else min(DEFAULT_NEW_TOKENS, limit - prompt)
     if (strings := stop_strings(stop)) and tokenizer is None:
         raise InputError("stop strings need a tokenizer; pass one, or use stop_token_ids")
     if resumed > new:

@@ -75,7 +75,8 @@ def test_errors_name_the_field(client: httpx.Client, body: dict[str, Any], param
     [
         ({**TEXT, "model": "other"}, 404, "model_not_found"),
         ({**TEXT, "prompt": [5, 10**6]}, 400, "tokenizer? prompt None"),
-        ({**TEXT, "prompt": ""}, 400, "go on from prompt None"),
+        ({**TEXT, "prompt": ""}, 400, "expected at least one token to go on from. prompt None"),
+        ({**TEXT, "prompt": "x" * 600, "max_tokens": -1}, 400, "prompt and the text needs one"),
         ({**TEXT, "echo": True, "stream": True}, 400, "echo"),
         ({**TEXT, "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens is 9 and max_tokens is 8"),
         ({**CHAT, "min_tokens": 9, "max_completion_tokens": 8}, 400, "max_completion_tokens is 8"),
@@ -84,6 +85,7 @@ def test_errors_name_the_field(client: httpx.Client, body: dict[str, Any], param
         ({**TEXT, "prediction": {**PREDICTED, "content": "x" * 10**5}}, 400, "prediction"),
         ({**TEXT, "logit_bias": {"99999": 1.0}}, 400, "tokenizer? logit_bias None"),
         ({**TEXT, "drafter": "nobody"}, 400, " drafter unknown_name"),
+        ({**TEXT, "drafter": ["none", "context"]}, 400, "none by itself. Leave it out. drafter"),
         ({**TEXT, "drafter": "../../etc"}, 400, "unknown_name"),
         ({**TEXT, "drafter": "rest"}, 400, "rest"),
         ({**TEXT, "store": "nowhere"}, 400, "Known: none. store unknown_name"),
