@@ -140,10 +140,8 @@ def _limit_of(body: TextRequest) -> int | None:
     """Return the limit of new tokens, None for none; raise InputError for two that differ."""
     first, other = body.max_tokens, body.max_completion_tokens
     if first and other and first != other:
-        raise InputError(
-            f"got max_tokens {first} and max_completion_tokens {other}; expected one of them. "
-            "Leave one out."
-        )
+        got = f"max_tokens {first} and max_completion_tokens {other}"
+        raise InputError(f"got {got}; expected one of them. Leave one out.")
     return first or other
 
 

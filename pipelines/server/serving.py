@@ -68,10 +68,7 @@ class Serving:
                 "the weights with tokenizer.save_pretrained(folder)."
             )
         if name in (images or ()):
-            raise InputError(
-                f"got the name {name} for a text model and an image model; expected two names, as "
-                "requests choose by them. Give the text model another with --set name=NAME."
-            )
+            raise InputError(f"got two models {name}; expected two names. Use --set name=NAME.")
         limits = self.settings = settings or ServerSettings()
         self.engine = engine.with_limits(
             limits.max_batch_size,
@@ -126,8 +123,7 @@ class Serving:
         if self._draft_models:
             methods.add("model")
         if "none" in names:
-            got = ", ".join(names)
-            raise InputError(f"got the drafter {got}; expected none by itself. Leave it out.")
+            raise InputError(f"got the drafter {names}; expected none by itself. Leave it out.")
         for name in names:
             # The server's default may be a folder.
             if name not in methods and names != self.default[0]:

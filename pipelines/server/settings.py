@@ -124,8 +124,5 @@ def read_keys(entries: Sequence[str]) -> list[str]:
         else:
             keys.append(entry)
     if any(len(key.split()) != 1 or not key.isascii() or key.startswith("#") for key in keys):
-        raise InputError(
-            "got an empty key, a comment, or one with blanks or other than ASCII; expected one key "
-            "of letters on each line."
-        )
+        raise InputError("got an invalid key; expected ASCII letters, no blanks or comments.")
     return keys

@@ -144,14 +144,13 @@ def copied(processor: HFCallable, memo: dict[int, object]) -> HFCallable:
 def criterion_of_text(criterion: Criterion, memo: dict[int, object]) -> Criterion:
     """Return a criterion for one of several texts: a view of the caller's with state for it alone.
 
-    Attributes that a call assigns or changes in place belong to the text. All others are those of
-    the caller's object, so that another thread can set a flag there. Functions, criteria of
-    transformers, and attributes that cannot be copied, such as events, are shared. For `memo` see
-    `copied`.
+    Attributes that a call assigns or changes in place belong to the text. All others stay those of
+    the caller's object, where another thread may set a flag. Functions, criteria of transformers
+    and attributes without copies, such as events, are shared. For `memo` see `copied`.
     """
     kind: Any = type(criterion)
-    plain = kind.__new__ is object.__new__ and hasattr(criterion, "__dict__")
-    if not plain or of_transformers(criterion):
+    builtin = kind.__new__ is not object.__new__ or not hasattr(criterion, "__dict__")
+    if builtin or of_transformers(criterion):
         return criterion
     body = {"__getattr__": lambda _, name: getattr(criterion, name)}
     view: Criterion = object.__new__(type(kind)(kind.__name__, (kind,), body))

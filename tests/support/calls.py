@@ -63,5 +63,5 @@ class CountingCriterion:
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.count += 1
         self.ids.append(ids)
-        assert len(self.ids) == self.count
-        return torch.tensor([self.stopped or self.count >= self.most] * len(ids))
+        most = max(self.count, len(self.ids))
+        return torch.tensor([self.stopped or most >= self.most] * len(ids))

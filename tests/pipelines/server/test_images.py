@@ -69,7 +69,7 @@ def test_images_equal_those_of_the_pipeline(
         assert error["param"] == "prompt" and len(error["message"]) < 800
     with served(instance) as (client, _):
         assert generate(client, prompt="x").status_code == 404
-    with pytest.raises(InputError, match=r"name emoji for .* --set name=NAME"):
+    with pytest.raises(InputError, match=r"two models emoji; .* --set name=NAME"):
         Serving(instance, "emoji", images={"emoji": pipe})
 
 

@@ -10,17 +10,16 @@ from tests.support.served import NAME, engine, post, served
 USER = {"role": "user", "content": "Hi"}
 CHAT: dict[str, Any] = {"model": NAME, "messages": [USER], "temperature": 0, "max_tokens": 8}
 TEXT: dict[str, Any] = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 8}
+KWARGS = "chat_template_kwargs"
 PREDICTED = {"type": "content", "content": "a"}
 
 
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"n": 0}, "n"),
-        ({"n": 10_000}, "n"),
+        *[({"n": number}, "n") for number in (0, 10_000)],
         ({"stop": ""}, "stop"),
-        ({"seed": "7"}, "seed"),
-        ({"seed": True}, "seed"),
+        *[({"seed": seed}, "seed") for seed in ("7", True)],
         ({"prompt": []}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 3.0}, "temperature"),
@@ -28,8 +27,7 @@ PREDICTED = {"type": "content", "content": "a"}
         ({"prediction": {"type": "content"}}, "prediction.content"),
         ({"prediction": "text"}, "prediction"),
         ({"logit_bias": {"many": 1.0}}, "logit_bias.many"),
-        ({"logit_bias": {"7": "x"}}, "logit_bias.7"),
-        ({"logit_bias": {"7": 1e308}}, "logit_bias.7"),
+        *[({"logit_bias": {"7": bias}}, "logit_bias.7") for bias in ("x", 1e308)],
         ({"logit_bias": {"9" * 5000: 1.0}}, f"logit_bias.{'9' * 5000}"),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -49,15 +47,11 @@ PREDICTED = {"type": "content", "content": "a"}
         ({"messages": [{**USER, "content": None}]}, "messages.0.content"),
         ({"messages": [{**USER, "content": [{"type": "image"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{**USER, "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls"),
-        ({"documents": [7]}, "documents.0"),
-        ({"documents": [""]}, "documents.0"),
-        ({"documents": [" "]}, "documents.0"),
+        *[({"documents": [each]}, "documents.0") for each in (7, "", " ")],
         ({"documents": ["x", 7]}, "documents.1"),
         ({"documents": [{"title": "x"}]}, "documents.0.text"),
         ({"messages": [USER], "echo": True}, "echo"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
-        ({"chat_template_kwargs": {"messages": [7]}}, "chat_template_kwargs.messages"),
-        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+        *[({KWARGS: {n: [7]}}, f"{KWARGS}.{n}") for n in ("chat_template", "messages", "tokenize")],
     ],
 )
 def test_errors_name_the_field(client: httpx.Client, body: dict[str, Any], param: str) -> None:
@@ -86,8 +80,7 @@ def test_errors_name_the_field(client: httpx.Client, body: dict[str, Any], param
         ({**TEXT, "logit_bias": {"99999": 1.0}}, 400, "tokenizer? logit_bias None"),
         ({**TEXT, "drafter": "nobody"}, 400, " drafter unknown_name"),
         ({**TEXT, "drafter": ["none", "context"]}, 400, "none by itself. Leave it out. drafter"),
-        ({**TEXT, "drafter": "../../etc"}, 400, "unknown_name"),
-        ({**TEXT, "drafter": "rest"}, 400, "rest"),
+        *[({**TEXT, "drafter": name}, 400, "unknown_name") for name in ("../../etc", "rest")],
         ({**TEXT, "store": "nowhere"}, 400, "Known: none. store unknown_name"),
         ({**TEXT, **{f"field{n}": n for n in range(100)}}, 400, "further fields"),
         ({**TEXT, "x" * 10**5: 1}, 400, "further fields"),
