@@ -1,5 +1,6 @@
 """Sampling settings: one frozen object with GenerationConfig's field names."""
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -250,3 +251,10 @@ def checked_count(count: object, name: str, least: int = 1) -> int:
     if number is None or number < least:
         raise InputError(f"{name} is {count!r}; expected a whole number, at least {least}.")
     return number
+
+
+def checked_number(value: object, name: str, least: float = 0.0, most: float = math.inf) -> float:
+    """Return a finite number; raise InputError for others and outside of the limits."""
+    if not (is_number(value) and math.isfinite(value) and least <= value <= most):
+        raise InputError(f"{name} is {value!r}; expected a number from {least:g} to {most:g}.")
+    return float(value)

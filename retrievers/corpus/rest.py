@@ -23,6 +23,8 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSess
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.segment import Draft, DraftOptions, Segment
+from ragspec.sampling.settings import checked_count
+from ragspec.storage.store import checked_scope
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
 LONGEST, SHORTEST, DEPTH = 16, 1, 16
@@ -75,18 +77,18 @@ class RestDrafter(Drafter):
         shorter: Sequence[int] | None = None,
         name: str = "rest",
     ) -> None:
-        if not 1 <= shortest <= longest or depth < 1 or longest + depth > corpus.depth:
-            raise InputError(
-                f"got shortest {shortest}, longest {longest}, depth {depth}; expected "
-                f"1 <= shortest <= longest, and longest + depth at most {corpus.depth}, to which "
-                "the corpus is sorted."
-            )
+        if not hasattr(corpus, "segments"):
+            raise InputError(f"got {corpus!r} as the corpus; expected that of CorpusIndex.open().")
+        self.shortest = checked_count(shortest, "shortest")
+        longest = checked_count(longest, "longest", self.shortest)
+        depth = checked_count(depth, "depth")
+        if (both := longest + depth) > corpus.depth:
+            raise InputError(f"longest + depth is {both}; expected at most {corpus.depth}.")
         if shorter is None:
             shorter = [length for length in DraftOptions().shorter if length >= shortest]
         self.name = name
         self.corpus = corpus
-        self.scope = scope
-        self.shortest = shortest
+        self.scope = checked_scope(scope)
         self.options = DraftOptions(longest, depth, shorter=tuple(shorter))
 
     def fits(self, model: object = None, tokenizer: object = None) -> None:

@@ -23,6 +23,7 @@ from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.ngrams import GUESS, LEVEL, NGramDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.sampling.settings import checked_number
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best, overlay, select, share_out
 
@@ -86,8 +87,8 @@ class HierarchyDrafter(Combined):
         most_nodes: Limit of every tree besides the budget, None for no limit.
 
     Raises:
-        InputError: The form or a database is of another kind, or the reserves leave the first
-            level nothing.
+        InputError: The form or a database is of another kind, a size is out of range, or the
+            reserves leave the first level nothing.
     """
 
     method = Method(
@@ -124,13 +125,13 @@ class HierarchyDrafter(Combined):
         if lookahead and form == "trie":
             drafters.append(NeighbourDrafter())
         super().__init__("hierarchy", drafters)
-        if not 0.0 <= reserve * (len(drafters) - 1) < 1.0:
+        self.reserve = checked_number(reserve, "reserve", most=1.0)
+        self.sure = checked_number(sure, "sure", most=1.0)
+        if self.reserve * (len(drafters) - 1) >= 1.0:
             raise InputError(
                 f"got a reserve of {reserve} and {len(drafters)} levels; expected less than the "
                 "whole budget reserved for the later ones."
             )
-        self.reserve = reserve
-        self.sure = sure
         self.most_nodes = guess * (level - 1) if form == "ngram" else None
 
     def open(self, request: DraftRequest) -> "HierarchySession":

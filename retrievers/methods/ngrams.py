@@ -15,9 +15,9 @@ from operator import mul
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Ratio
 from ragspec.drafters.method import Method
-from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import Step
+from ragspec.sampling.settings import checked_count
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_best
 
@@ -87,13 +87,8 @@ class NGramDrafter(Drafter):
     name = "ngrams"
 
     def __init__(self, *, level: int = LEVEL, guess: int = GUESS, lookahead: bool = True) -> None:
-        if level < 2 or guess < 1:
-            raise InputError(
-                f"got level {level}, guess {guess}; expected n-grams of at least two tokens and "
-                "room for one of them."
-            )
-        self.level = level
-        self.guess = guess
+        self.level = checked_count(level, "level", 2)
+        self.guess = checked_count(guess, "guess")
         # The prompt's own n-grams are in its text, so that its best tokens are not needed.
         self.needs = Needs(top_tokens=int(lookahead), texts=True)
 

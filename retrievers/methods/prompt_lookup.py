@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
-from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.retrievers.indexes.context_index import RequestText
 from ragspec.retrievers.methods.context import ACCEPT_PRIOR
+from ragspec.sampling.settings import checked_count
 from ragspec.trees.draft_tree import DraftTree
 
 _BORDER = -1
@@ -39,14 +39,9 @@ class LookupDrafter(Drafter):
     needs = Needs(texts=True)
 
     def __init__(self, longest: int = 3, shortest: int = 1, tokens: int = 10) -> None:
-        if not 1 <= shortest <= longest or tokens < 1:
-            raise InputError(
-                f"got n-grams of {shortest} to {longest} and {tokens} tokens; expected "
-                "1 <= shortest <= longest and at least one token."
-            )
-        self.longest = longest
-        self.shortest = shortest
-        self.tokens = tokens
+        self.shortest = checked_count(shortest, "shortest")
+        self.longest = checked_count(longest, "longest", self.shortest)
+        self.tokens = checked_count(tokens, "tokens")
 
     def open(self, request: DraftRequest) -> "LookupSession":
         """Return a session that holds the request's tokens."""

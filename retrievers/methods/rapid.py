@@ -15,7 +15,6 @@ min_expected_gain=0.1)` it ends where the path is expected to be accepted with a
 0.1. The drafter reads its prompt at the first draft, and drafts nothing once its context is full.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -36,7 +35,7 @@ from ragspec.needs import Capabilities, Needs
 from ragspec.rules.base import Step
 from ragspec.rules.walk import path_to
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, checked_number
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import depths
@@ -89,10 +88,10 @@ class Rapid(Combined):
         # The best tokens of the prompt are those of another prompt than the drafter's.
         self.needs = replace(self.needs, prompt_top_tokens=False)
         self.kind = self.drafter.kind
-        if eta:
+        if eta != 0.0:
             if not isinstance(self.drafter, ModelDrafter):
                 raise InputError(
-                    f"got the drafter {self.drafter.name!r} with eta {eta:g}; expected a draft "
+                    f"got the drafter {self.drafter.name!r} with eta {eta!r}; expected a draft "
                     "model, whose distribution steers."
                 )
             self.transform = Steering(self.drafter.model, eta)
@@ -172,10 +171,8 @@ class Steering(Transform):
     def __init__(self, model: PreTrainedModel, eta: float = ETA) -> None:
         from ragspec.drafters.model.drafter import draft_target
 
-        if not (math.isfinite(eta) and eta >= 0.0):
-            raise InputError(f"got eta {eta}; expected eta of 0 or more, such as 5 to 20.")
+        self.eta = checked_number(eta, "eta")
         self.model: CausalTarget = draft_target(model)
-        self.eta = float(eta)
         self.name = f"RAPID, eta {self.eta:g}"
 
     def open(self, start: TextStart) -> "SteeredText":

@@ -25,6 +25,7 @@ from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.rules.base import Step
+from ragspec.sampling.settings import checked_count, checked_number
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import select
 
@@ -69,19 +70,12 @@ class Rasd(Fuse):
         drafter = NeighbourDrafter() if drafter is None else drafter
         retrievers = [ContextDrafter()] if retrievers is None else retrievers
         if not isinstance(retrievers, Sequence) or not retrievers:
-            got = "no retriever" if isinstance(retrievers, Sequence) else repr(retrievers)
-            raise InputError(f"got {got}; expected a list of at least one drafter over text.")
-        shares = (prune_probability, grace or 0.0)
-        if prune_rank < 0 or not all(0.0 <= share <= 1.0 for share in shares):
-            raise InputError(
-                f"got prune_rank {prune_rank}, prune_probability {prune_probability} and grace "
-                f"{grace}; expected a rank of 0 or more, a probability, and a share or None."
-            )
+            raise InputError(f"got {retrievers!r} as retrievers; expected at least one in a list.")
         super().__init__([*retrievers, drafter], name)
         self.drafter = drafter
-        self.prune_rank = prune_rank
-        self.prune_probability = prune_probability
-        self.grace = grace
+        self.prune_rank = checked_count(prune_rank, "prune_rank", 0)
+        self.prune_probability = checked_number(prune_probability, "prune_probability", most=1.0)
+        self.grace = None if grace is None else checked_number(grace, "grace", most=1.0)
 
     def open(self, request: DraftRequest) -> "RasdSession":
         """Return a session that holds one session of every drafter."""

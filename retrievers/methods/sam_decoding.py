@@ -20,6 +20,7 @@ from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
 from ragspec.retrievers.methods.prompt_lookup import chain_accept_prob
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.sampling.settings import checked_number
 from ragspec.trees.draft_tree import DraftTree
 
 MOST, FACTOR = 40, 4  # a match of m tokens is continued by 1 + 4 m tokens, at most 40
@@ -74,7 +75,7 @@ class Select(Combined):
         threshold: Match below which the fallback drafts, if there is one.
 
     Raises:
-        InputError: There is no source.
+        InputError: There is no source, or a setting is no number.
     """
 
     method = Method(
@@ -95,11 +96,11 @@ class Select(Combined):
         threshold: float = 5.0,
         discount: float = 5.0,
     ) -> None:
-        if not sources:
-            raise InputError("got no sources; expected at least one.")
+        if not isinstance(sources, Sequence) or not sources:
+            raise InputError(f"got {sources!r} as sources; expected a list of drafters.")
         super().__init__("select", [*sources, *([] if fallback is None else [fallback])])
-        self.threshold = threshold
-        self.discounts = [0.0, *[discount] * (len(sources) - 1)]
+        self.threshold = checked_number(threshold, "threshold")
+        self.discounts = [0.0, *[checked_number(discount, "discount")] * (len(sources) - 1)]
 
     def open(self, request: DraftRequest) -> "SelectSession":
         """Return a session that holds one session of every drafter."""

@@ -12,6 +12,7 @@ past outputs. Deviations:
 - Acceptance probabilities correct the shares by the length of the match.
 """
 
+import math
 from heapq import heappop, heappush
 
 import numpy as np
@@ -19,10 +20,10 @@ import numpy as np
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Combined, Fuse, SourcesSession, as_kind
 from ragspec.drafters.method import Method
-from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.methods.prompt_lookup import chain_accept_prob
+from ragspec.sampling.settings import checked_count, checked_number
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_best
 
@@ -61,16 +62,11 @@ class SuffixDrafter(Combined):
         depth: int = 64,
         least: float = 0.1,
     ) -> None:
-        if factor < 0 or depth < 1 or not 0.0 <= least <= 1.0:
-            raise InputError(
-                f"got factor {factor}, depth {depth}, least {least}; expected factor >= 0, "
-                "depth >= 1 and a probability."
-            )
         super().__init__(self.name, [] if past is None else [past], Needs(texts=True))
-        self.factor = factor
-        self.offset = offset
-        self.depth = depth
-        self.least = least
+        self.factor = checked_number(factor, "factor")
+        self.offset = checked_number(offset, "offset", -math.inf)
+        self.depth = checked_count(depth, "depth")
+        self.least = checked_number(least, "least", most=1.0)
 
     def cap(self, matched: int, budget: int) -> int:
         """Return the most nodes for a match of `matched` tokens."""

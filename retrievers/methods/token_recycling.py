@@ -24,6 +24,7 @@ from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import Step
+from ragspec.sampling.settings import checked_count
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
@@ -63,14 +64,11 @@ class NeighbourTable:
     """
 
     def __init__(self, k: int = 8, *, orders: int = LONGEST, most: int = MOST_ROWS) -> None:
-        if k < 1 or not 1 <= orders <= LONGEST or most < 1:
-            raise InputError(
-                f"got k {k}, orders {orders}, most {most}; expected sizes of at least 1 and orders "
-                f"from 1 to {LONGEST}."
-            )
-        self.k = k
-        self.orders = orders
-        self.most = most
+        self.k = checked_count(k, "k")
+        self.most = checked_count(most, "most")
+        self.orders = checked_count(orders, "orders")
+        if self.orders > LONGEST:
+            raise InputError(f"orders is {orders}; expected 1 to {LONGEST}.")
         # By key the best tokens, and how often in a row the first was confirmed, 0 to SUREST.
         self._rows: dict[tuple[int, ...], tuple[list[int], int]] = {}
         self._lock = Lock()

@@ -178,6 +178,7 @@ def test_nothing_of_one_tenant_is_proposed_to_another(store: CorpusIndex) -> Non
 
 def test_wrong_settings_and_vocabularies_are_refused(store: CorpusIndex) -> None:
     wrong: list[dict[str, Any]] = [{"shortest": 0}, {"shortest": 17}, {"depth": 0}, {"longest": 17}]
+    wrong += [{"longest": "3"}, {"scope": 5}]
     for options in wrong:
         with pytest.raises(InputError):
             store.drafter(**options)

@@ -211,7 +211,5 @@ def test_token_recycling_replaces_lookahead_in_the_trie_form() -> None:
 
 
 def test_hierarchy_drafting_settings_are_checked() -> None:
-    with pytest.raises(InputError, match="form"):
-        HierarchyDrafter(form="tree")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"got str as a drafter.*expected.*store\.drafter\(\)"):
         HierarchyDrafter("m.store")  # type: ignore[arg-type]

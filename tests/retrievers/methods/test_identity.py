@@ -8,6 +8,7 @@ import torch
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.errors import InputError
+from ragspec.retrievers.corpus.rest import RestDrafter
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.ngrams import NGramDrafter
@@ -51,19 +52,22 @@ def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: i
 
 
 LOOKUP = LookupDrafter()
-RASD: dict[str, Any] = {"drafter": LOOKUP, "retrievers": [ContextDrafter()]}
+WRONG: dict[Any, list[Any]] = {
+    NGramDrafter: [{"level": 1}, {"guess": 0}, {"level": "5"}],
+    HierarchyDrafter: [{"sure": each} for each in ("a", None, 5, -1, float("nan"))]
+    + [{"corpus": LOOKUP, "reserve": 0.5}, {"reserve": "a"}, {"form": "tree"}],
+    LookupDrafter: [{"longest": 0}, {"shortest": 4}, {"tokens": 0}, {"longest": "x"}],
+    NeighbourTable: [{"k": 0}, {"orders": 0}, {"orders": 4}, {"most": 0}],
+    RestDrafter: [{"corpus": "a.store"}],
+    SuffixDrafter: [{"factor": -1}, {"depth": 0}, {"least": 2}, {"factor": "a"}, {"offset": None}],
+    Select: [{"sources": []}, {"sources": 5}, {"sources": [LOOKUP], "threshold": "a"}],
+    Rasd: [{"retrievers": []}, {"retrievers": ContextDrafter()}, {"prune_rank": -1}]
+    + [{"prune_rank": "a"}, {"prune_probability": 2}, {"grace": 2.0}, {"grace": ""}],
+}
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"),
-    [(NGramDrafter, {"level": 1}), (NGramDrafter, {"guess": 0})]
-    + [(HierarchyDrafter, {"corpus": LOOKUP, "reserve": 0.5})]
-    + [(LookupDrafter, each) for each in ({"longest": 0}, {"shortest": 4}, {"tokens": 0})]
-    + [(SuffixDrafter, each) for each in ({"factor": -1}, {"depth": 0}, {"least": 2})]
-    + [(Select, {"sources": []})]
-    + [(Rasd, RASD | {"retrievers": []}), (Rasd, RASD | {"retrievers": ContextDrafter()})]
-    + [(Rasd, RASD | each) for each in ({"prune_rank": -1}, {"prune_probability": 2})]
-    + [(Rasd, RASD | {"grace": 2.0})],
+    ("method", "settings"), [(method, each) for method, every in WRONG.items() for each in every]
 )
 def test_wrong_settings_are_reported(method: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected"):

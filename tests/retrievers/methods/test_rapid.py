@@ -262,9 +262,9 @@ def test_each_sample_has_separate_steering() -> None:
     assert len({tuple(text.tokens) for text in three}) == 3
 
 
-@pytest.mark.parametrize("eta", [-1.0, float("nan")])
-def test_bad_settings_are_refused(eta: float) -> None:
-    with pytest.raises(InputError, match="expected eta of 0 or more"):
+@pytest.mark.parametrize("eta", [-1.0, float("nan"), "10", True, None])
+def test_bad_settings_are_refused(eta: Any) -> None:
+    with pytest.raises(InputError, match=r"eta is .*; expected a number from 0"):
         Rapid(tiny.model(seed=1), eta=eta)
 
 

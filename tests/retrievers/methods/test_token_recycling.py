@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from ragspec.drafters.base import DraftRequest, Prefill
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError
 from ragspec.retrievers.methods.token_recycling import (
     MOST_TABLES,
     SUREST,
@@ -195,12 +194,6 @@ def test_rows_are_dropped_oldest_first() -> None:
         table.learn(last_place([token]), [best])
     known = [table.find(last_place([token])) for token in (1, 2, 3)]
     assert [row and row.tokens for row in known] == [[5], None, [0]]
-
-
-@pytest.mark.parametrize("sizes", [{"k": 0}, {"orders": 0}, {"orders": 4}, {"most": 0}])
-def test_sizes_are_checked(sizes: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="expected"):
-        NeighbourTable(**sizes)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
