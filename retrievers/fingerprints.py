@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ragspec.errors import StoreError
+from ragspec.errors import InputError, StoreError
 from ragspec.types import Tokenizer
 
 SAMPLED = 64
@@ -72,8 +72,9 @@ def prints_of(model: object, tokenizer: "Tokenizer | None") -> dict[str, str]:
     if isinstance(model, str):
         prints["model"] = model
     elif model is not None:
-        loaded: Any = model
-        loaded = loaded if hasattr(loaded, "named_parameters") else loaded.model
+        loaded: Any = model if hasattr(model, "named_parameters") else getattr(model, "model", None)
+        if loaded is None:
+            raise InputError(f"got {model!r} as the model; expected a model, an Engine, or None.")
         prints["model"] = model_fingerprint(loaded)
     if tokenizer is not None:
         prints["tokenizer"] = tokenizer_fingerprint(tokenizer)

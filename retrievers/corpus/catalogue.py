@@ -134,11 +134,8 @@ def open_view(root: Path, verify: Verify, *, last: View | None = None) -> View:
         last: An older view, whose open segments are reused and not checked again.
 
     Raises:
-        InputError: `verify` is neither.
         StoreError: The store is missing or damaged.
     """
-    if verify not in ("full", "size"):
-        raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
     reusable: dict[Files, Segment] = {}
     if last is not None:
         pairs = zip(last.catalogue.segments, last.segments, strict=True)
@@ -174,8 +171,8 @@ def tokenized(
     Raises:
         InputError: A text comes without a tokenizer, or a document is no row of token ids.
     """
-    if isinstance(texts, str):
-        raise InputError("got one text; expected a list or a stream of texts or of token ids.")
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise InputError(f"got {texts!r:.40}; expected a list or stream of texts or of token ids.")
     stream = iter(texts)
     documents = tokens = 0
     while batch := list(islice(stream, BATCH)):

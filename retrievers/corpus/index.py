@@ -38,6 +38,8 @@ from ragspec.retrievers.corpus.revision import LARGEST, MERGED, AppendBuffer, Re
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.segment import DEPTH, Segment, segment_in_memory
 from ragspec.retrievers.indexes.suffix_array import TokenRow, checked
+from ragspec.sampling.settings import checked_count
+from ragspec.storage.filesystem import expect_path
 from ragspec.storage.manifest import Verify
 from ragspec.storage.store import checked_scope
 from ragspec.types import PreTrainedModel, Tokenizer
@@ -64,10 +66,6 @@ class CorpusIndex:
     def __init__(
         self, root: Path, view: View, verify: Verify, flush_tokens: int, max_tokens: int | None
     ) -> None:
-        if flush_tokens < 1 or (max_tokens is not None and max_tokens < 1):
-            raise InputError(
-                f"got flush_tokens {flush_tokens}, max_tokens {max_tokens}; expected at least 1."
-            )
         self.path = root
         self._view = view
         self._verify: Verify = verify
@@ -111,18 +109,19 @@ class CorpusIndex:
             InputError: An argument or a document is out of range.
             StoreError: `out` holds another kind of store or cannot be written.
         """
-        size = max(vocab_size or 0, 0 if tokenizer is None else len(tokenizer))
+        _check_open_options(**options)
+        size = max(checked_count(vocab_size or 0, "vocab_size", 0), len(tokenizer or ()))
         if size < 1:
             raise InputError("got no tokenizer and no vocab_size; expected one of them.")
         checked_scope(scope)
-        catalogue = Catalogue(size, depth, prints_of(model, tokenizer))
+        catalogue = Catalogue(size, checked_count(depth, "depth", 2), prints_of(model, tokenizer))
         documents = checked(tokenized(texts_or_tokens, tokenizer), size)
 
         def fill(revision: Revision) -> None:
-            for piece in chunks(documents, segment_tokens):
+            for piece in chunks(documents, checked_count(segment_tokens, "segment_tokens")):
                 revision.write(piece, scope, SegmentSource.BUILT)
 
-        revise(Path(out), fill, new=catalogue)
+        revise(expect_path(out, "the corpus"), fill, new=catalogue)
         return cls.open(out, **options)
 
     @classmethod
@@ -145,7 +144,8 @@ class CorpusIndex:
             flush_tokens: Appended tokens that are written together.
             max_tokens: Most appended tokens to keep, None for all; the oldest segments go first.
         """
-        root = Path(path)
+        _check_open_options(verify, flush_tokens, max_tokens)
+        root = expect_path(path, "the corpus")
         view = open_view(root, verify)
         check_prints(str(root), view.catalogue.fingerprints, prints_of(model, tokenizer))
         return cls(root, view, verify, flush_tokens, max_tokens)
@@ -176,9 +176,9 @@ class CorpusIndex:
         Raises:
             InputError: The scope or an option is out of range.
         """
-        checked_scope(scope)
+        drafter = RestDrafter(self, scope, **options)
         segment_in_memory([np.zeros(2, np.int32)], self.vocab_size, self.depth).warm_up()
-        return RestDrafter(self, scope, **options)
+        return drafter
 
     def append(self, tokens: Sequence[int] | TokenRow, *, scope: str) -> None:
         """Append one document of token ids [T]; requests that open afterwards see it.
@@ -395,6 +395,16 @@ class CorpusIndex:
                 f"depth (now {catalogue.vocab_size} ids sorted to {catalogue.depth} tokens, before "
                 f"{before.vocab_size} to {before.depth}); open it again."
             )
+
+
+def _check_open_options(
+    verify: Verify = "full", flush_tokens: int = FLUSH_TOKENS, max_tokens: int | None = None
+) -> None:
+    """Raise InputError for an option of `CorpusIndex.open` that is out of range."""
+    if verify not in ("full", "size"):
+        raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
+    checked_count(flush_tokens, "flush_tokens")
+    checked_count(1 if max_tokens is None else max_tokens, "max_tokens")
 
 
 def _warn_lost(root: Path, buffer: AppendBuffer) -> None:

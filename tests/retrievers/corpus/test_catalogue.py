@@ -136,7 +136,7 @@ def test_chunks_end_with_whole_documents() -> None:
 
 def test_documents_that_are_not_text_or_ids_are_refused() -> None:
     wrong: dict[str, Any] = {
-        "got one text": "text",
+        "got 'text'; expected a list": "text",
         "no tokenizer": ["text"],
         "type float64": [[1.5]],
         "shape .1, 1.": [[[1]]],

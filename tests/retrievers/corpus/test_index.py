@@ -45,8 +45,13 @@ def test_wrong_documents_and_arguments_of_build_are_refused(tmp_path: Path) -> N
         CorpusIndex.build([[1]], None, tmp_path / "c")
     with pytest.raises(InputError, match="document 3 holds ids from 999 to 999; expected 0 to 96"):
         build(tmp_path / "c", [[], [1], [2], [999]], segment_tokens=1)
-    with pytest.raises(InputError, match="at least 1"):
-        build(tmp_path / "c", [[1]], flush_tokens=0)
+    build(tmp_path / "c", rows(2)).close()
+    wrong: list[Any] = [{"flush_tokens": 0}, {"flush_tokens": "a"}, {"max_tokens": 1.5}]
+    wrong += [{"verify": "often"}, {"segment_tokens": 0}, {"depth": "a"}, {"model": 3}]
+    for options in [*wrong, {"path": None}, {"documents": None}]:
+        with pytest.raises(InputError, match="expected"):
+            build(**{"path": tmp_path / "c", "documents": [[1]], **options})
+    assert text_of(reopen(tmp_path / "c")) == rows(2)
     publish(tmp_path / "other", "passages", lambda folder: None)
     with pytest.raises(StoreError, match="holds 'passages'"):
         build(tmp_path / "other", [[1]])
