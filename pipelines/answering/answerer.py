@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import Stream
-from ragspec.engine.request import check_options
+from ragspec.engine.request import check_options, expect_engine, expect_function
 from ragspec.errors import InputError
 from ragspec.models.quantized import count_weights
 from ragspec.pipelines.answering.answer import Answer, SearchResult
@@ -25,7 +25,7 @@ from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.fusion import Hit, Retriever, search_hits
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.sentences import LEAST_SCORE, rank_sentences
-from ragspec.sampling.settings import Sampling, checked_count
+from ragspec.sampling.settings import Sampling, checked_count, seeded
 from ragspec.sampling.stopping import EndRepetition
 
 NEW_TOKENS = 160
@@ -45,7 +45,7 @@ class Question:
 
     text: str
     search: SearchResult
-    sampling: Sampling | None = None
+    sampling: Sampling = field(default_factory=Sampling)
     stream: OnText | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -139,15 +139,11 @@ class Answerer(ABC):
             PromptTooLongError: The prompt does not fit the context, not even with one passage.
         """
         check_options(options, ("spans",), "ask()")
-        for name, function in (("stream", stream), ("on_search", on_search)):
-            if function is not None and not callable(function):
-                raise InputError(f"{name} is {function!r}; expected a function, or None.")
+        expect_function(stream, "stream")
+        expect_function(on_search, "on_search")
         if not isinstance(refuse, bool):
             raise InputError(f"refuse is {refuse!r}; expected True or False.")
-        if not isinstance(sampling, Sampling | None):
-            raise InputError(f"got {sampling!r} as sampling; expected a Sampling, or None.")
-        if sampling is not None and sampling.n != 1:
-            raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
+        sampling = seeded(sampling, "ask()")
         question, most = clean_question(question), checked_count(max_new_tokens, "max_new_tokens")
         began = time.perf_counter()
         result = self.search(question, refuse=refuse)
@@ -246,17 +242,6 @@ class Answerer(ABC):
             evidence=evidence,
             short=short,
         )
-
-
-def expect_engine(engine: object, *, bare: bool = False) -> None:
-    """Raise InputError unless `engine` is an Engine with a tokenizer, or without one if `bare`."""
-    if not hasattr(engine, "tokenizer"):
-        raise InputError(
-            f"got {engine!r} as the engine; expected an Engine, such as "
-            "Engine.from_pretrained('starter')."
-        )
-    if engine.tokenizer is None and not bare:
-        raise InputError("The engine has no tokenizer; expected one with it.")
 
 
 def unique(hits: Sequence[Hit]) -> list[Hit]:

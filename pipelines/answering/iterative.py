@@ -33,7 +33,7 @@ from ragspec.retrievers.speculation.passages import (
     RetrievedPassage,
     RetrieverSearcher,
 )
-from ragspec.sampling.settings import Sampling, checked_count, is_number, seeded
+from ragspec.sampling.settings import checked_count, is_number
 
 Retrieval = SpeculativeRetrieval[Any, RetrievedPassage, Stride]
 
@@ -160,7 +160,7 @@ class IterativeRag(Answerer):
             self.engine.without_callbacks(),
             prompt_of,
             lambda prompt, number: self._options(prompt, options, number),
-            seeded(question.sampling or Sampling(), "ask()"),
+            question.sampling,
             settings.stride,
             settings.rounds,
         )

@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.plain_text import encode_text, mark_special_tokens
-from ragspec.engine.request import OnRead, check_options
+from ragspec.engine.request import OnRead, check_options, expect_engine
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.answering.answer import Answer, SearchResult
-from ragspec.pipelines.answering.answerer import Answerer, Question, expect_engine
+from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.answering.chunks import Chunks
 from ragspec.pipelines.answering.prompt import Prompt, clean_question, led_by, passage_first, placed
 from ragspec.pipelines.answering.saved_document import SavedDocument, open_document, save_document

@@ -22,9 +22,8 @@ from typing import Any, cast
 import numpy as np
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.request import Options, Request, check_options
+from ragspec.engine.request import Options, Request, check_options, expect_engine, expect_function
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.answerer import expect_engine
 from ragspec.pipelines.answering.strides import IN_CALLS, FinalText
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import Event, Retrieval, joined
@@ -116,7 +115,8 @@ class KnnLM:
             PromptTooLongError: The prompt does not fit the context.
         """
         check_options(options, ("transform", *IN_CALLS), "KnnLM")
-        sampling = seeded(sampling or Sampling(), "KnnLM.generate()")
+        expect_function(stream, "stream")
+        sampling = seeded(sampling, "KnnLM.generate()")
         requests, single = self.engine.prepare(prompt, sampling, cast(Options, options))
         if not single:
             raise InputError(f"got {len(requests)} prompts; expected one text at a time.")

@@ -302,6 +302,23 @@ def check_options(options: Mapping[str, object], taken: Collection[str] = (), by
             raise InputError(f"got {name}=, which {by} sets itself; leave it out.")
 
 
+def expect_engine(engine: object, *, bare: bool = False) -> None:
+    """Raise InputError unless `engine` is an Engine with a tokenizer, or without one if `bare`."""
+    if not hasattr(engine, "tokenizer"):
+        raise InputError(
+            f"got {engine!r} as the engine; expected an Engine, such as "
+            "Engine.from_pretrained('starter')."
+        )
+    if engine.tokenizer is None and not bare:
+        raise InputError("The engine has no tokenizer; expected one with it.")
+
+
+def expect_function(function: object, name: str) -> None:
+    """Raise InputError unless the value can be called or is None."""
+    if function is not None and not callable(function):
+        raise InputError(f"{name} is {function!r}; expected a function, or None.")
+
+
 def _each(fits: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda values: isinstance(values, Sequence) and all(map(fits, values))
 

@@ -195,15 +195,18 @@ def fresh_seed() -> int:
     return secrets.randbelow(1 << 31)
 
 
-def seeded(sampling: Sampling, caller: str) -> Sampling:
+def seeded(sampling: Sampling | None, caller: str) -> Sampling:
     """Return the settings of one text with a seed, for several calls that share its noise.
 
     Args:
         caller: The name of the calling function, for the error.
 
     Raises:
-        InputError: n is above 1.
+        InputError: It is no Sampling, or n is above 1.
     """
+    sampling = Sampling() if sampling is None else sampling
+    if not isinstance(sampling, Sampling):
+        raise InputError(f"got {sampling!r} as sampling; expected a Sampling, or None.")
     if sampling.n != 1:
         raise InputError(f"{caller} gives one text, got n={sampling.n}; call it once for each.")
     return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ragspec.engine.request import expect_engine
 from ragspec.errors import DocumentError, InputError, StoreError
 from ragspec.needs import LAST
 from ragspec.retrievers.corpus.catalogue import ProgressCallback, Texts, tokenized
@@ -23,6 +24,8 @@ from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.indexes.segment import mapped
 from ragspec.retrievers.indexes.suffix_array import TokenRow, checked
 from ragspec.retrievers.search.nearest import Exact, Floats, Numbers
+from ragspec.sampling.settings import checked_count
+from ragspec.storage.filesystem import expect_path
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, parsing, publish
 from ragspec.types import Tokenizer
@@ -122,8 +125,10 @@ class Datastore:
             DocumentError: No text has two tokens.
             StoreError: The folder cannot be written.
         """
-        if max_tokens < 1:
-            raise InputError(f"max_tokens is {max_tokens}; expected at least 1.")
+        expect_engine(engine, bare=True)
+        if not callable(progress):
+            raise InputError(f"progress is {progress!r}; expected a function of two numbers.")
+        max_tokens = checked_count(max_tokens, "max_tokens")
         rows = tokenized(texts, engine.tokenizer)
 
         def fill(folder: Path) -> Contents:
@@ -134,7 +139,7 @@ class Datastore:
                 )
             return Contents(facts, prints_of(engine.model, engine.tokenizer))
 
-        publish(Path(out), KIND, fill)
+        publish(expect_path(out, "the datastore"), KIND, fill)
         return cls.open(out, verify="size")
 
     @classmethod
@@ -147,8 +152,8 @@ class Datastore:
         Raises:
             StoreError: The store is missing, damaged or of another kind.
         """
-        store = open_store(Path(path), KIND, verify=verify)
-        with parsing(Path(path)):
+        store = open_store(root := expect_path(path, "the datastore"), KIND, verify=verify)
+        with parsing(root):
             return cls(store)
 
     def __len__(self) -> int:

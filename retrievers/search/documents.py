@@ -49,6 +49,10 @@ class Document:
     notes: tuple[str, ...] = ()
     unit: str = ""
 
+    def __post_init__(self) -> None:
+        if not all(isinstance(each, str) for each in (self.name, self.title, self.text)):
+            raise InputError(f"got {self!r:.80}; expected texts as its name, title and text.")
+
     def page_of(self, offset: int) -> int | None:
         """Return the page number of a character, from 1; None without pages."""
         return (bisect_right(self.pages, offset) or None) if self.unit == "page" else None

@@ -124,7 +124,9 @@ class PassageIndex:
         """
         if dense not in KINDS:
             raise InputError(f"dense is {dense!r}; expected {' or '.join(KINDS)}.")
-        documents = tuple(documents)
+        documents = tuple(documents) if isinstance(documents, Iterable) else (None,)  # refused
+        if not all(isinstance(each, Document) for each in documents):
+            raise InputError("got other values as documents; expected a list of Document.")
         passages = split_documents(documents, words)
         texts = [searched_text(documents[p.document], p) for p in passages]
         index = None
@@ -296,7 +298,7 @@ class PassageIndex:
             StoreError: The index is missing, damaged, or made with another embedder. Errors of
                 `load_embedder` pass through.
         """
-        store = open_index(expect_path(path, "the index"), verify)
+        store = open_index(path, verify)
         with parsing(Path(path)):
             return cls._read(store, embedder)
 
@@ -343,8 +345,9 @@ def _ordered(numbers: Sequence[int], scores: Sequence[float]) -> Ranking:
     return sorted(zip(numbers, scores, strict=True), key=lambda pair: (-pair[1], pair[0]))
 
 
-def open_index(path: Path, verify: Verify) -> OpenStore:
+def open_index(path: str | os.PathLike[str], verify: Verify) -> OpenStore:
     """Return the store of an index; raise StoreError if there is none, or a damaged one."""
+    path = expect_path(path, "the index")
     if not is_store(path):
         what = "holds no index" if path.exists() else "is missing"
         raise StoreError(f"{path} {what}; expected one, as `ragspec index build` makes it.")

@@ -182,7 +182,7 @@ def refresh(
 
 def described(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return an index's contents as JSON types, without its embedder; or raise StoreError."""
-    store = open_index(Path(path), "size")
+    store = open_index(path, "size")
     with parsing(Path(path)):
         parameters = store.manifest.parameters
         spans = np.load(store.file("passages.npy"), allow_pickle=False)
@@ -211,8 +211,8 @@ def _change(
     on_progress: ProgressCallback,
 ) -> Change:
     """Change an index by a plan; write nothing if the plan changes nothing."""
+    open_index(path, "size")  # before a lock is made in a folder that is no index
     root = Path(path)
-    open_index(root, "size")  # before a lock is made in a folder that is no index
     changes: list[Change] = []
 
     def write(folder: Path) -> Contents:

@@ -152,7 +152,7 @@ def test_a_function_serves_as_retriever(tmp_path: Path) -> None:
 
 
 def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="one answer"):
+    with pytest.raises(InputError, match="gives one text, got n=2"):
         ask(folder, embedder, "x", sampling=Sampling(n=2))
     with pytest.raises(InputError, match="top_k is 0"):
         DocQA(lambda question: [], top_k=0)

@@ -300,13 +300,15 @@ def test_the_default_temperature_is_a_share_of_variance(small: Datastore, tmp_pa
 
 
 def test_unsupported_prompts_options_and_engines_are_refused(small: Datastore) -> None:
-    lm = KnnLM(engine(), small, k=8)
+    lm: Any = KnnLM(engine(), small, k=8)
     bare = KnnLM(Engine(tiny.model(dtype=torch.float64), None, None), small, k=8)
     for call, message in (
         (partial(lm.generate, "the tree", resume_from=[4]), "got resume_from="),
         (partial(lm.generate, "the tree", max_tokens=4), "unknown option 'max_tokens'"),
         (partial(lm.generate, ["one", "two"]), "got 2 prompts"),
         (partial(lm.generate, "the", Sampling(temperature=1.0, n=2)), "gives one text, got n=2"),
+        (partial(lm.generate, "the", {"temperature": 1}), "expected a Sampling"),
+        (partial(lm.generate, "the", stream=3), "stream is 3; expected a function"),
         (partial(KnnLM, engine(rule="typical"), small), "rule is 'typical'"),
         (partial(bare.generate, [4, 5], stream=print), "no tokenizer"),
     ):

@@ -135,8 +135,12 @@ def test_the_cache_drops_the_oldest_and_holds_the_following_keys(store: Datastor
     [
         ([], {}, "no two tokens in a row"),
         ([[4], []], {}, "no two tokens in a row"),
-        (["a text"], {"max_tokens": 0}, "max_tokens is 0"),
-        ("a text", {}, "got one text"),
+        *((["a text"], {"max_tokens": n}, "max_tokens is") for n in (0, "5", None, 1.5, True)),
+        (["a text"], {"engine": "starter"}, "as the engine"),
+        (["a text"], {"out": None}, "got None as the datastore; expected a path"),
+        (["a text"], {"progress": 3}, "progress is 3"),
+        ("a text", {}, "got 'a text'; expected a list"),
+        (None, {}, "got None; expected a list"),
         ([[4, 500]], {}, "document 0 holds ids from 4 to 500"),
     ],
 )
@@ -144,7 +148,7 @@ def test_a_refused_build_leaves_no_folder(
     inputs: Any, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises((InputError, DocumentError), match=message):
-        Datastore.build(inputs, engine(), tmp_path / "store", **options)
+        Datastore.build(inputs, **{"engine": engine(), "out": tmp_path / "store", **options})
     assert not (tmp_path / "store").exists()
 
 

@@ -78,6 +78,11 @@ def test_bad_requests_are_refused(index: PassageIndex) -> None:
         index.search("cat", 1, "bm25")
     with pytest.raises(InputError, match="neither"):
         PassageIndex.build(DOCUMENTS, embedder=None, sparse=False)
+    for documents in (None, DOCUMENTS[0], ["abc"]):
+        with pytest.raises(InputError, match="expected a list of Document"):
+            PassageIndex.build(documents, embedder=None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="expected texts as its name, title and text"):
+        Document("n", "t", None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="at least one passage"):
         PassageIndex([], [], dense=None, sparse=index.sparse)
 
