@@ -135,9 +135,10 @@ class IterativeRag(Answerer):
         return mode
 
     def search(self, question: str, *, refuse: bool = True) -> SearchResult:
-        """Judge a question; the strides search for its passages."""
+        """Judge a question, or find its extract; the strides search for its passages."""
         question = clean_question(question)
-        return super().search(question, refuse=refuse) if self.judges else SearchResult()
+        searches = self.judges or self.template.extracts
+        return super().search(question, refuse=refuse) if searches else SearchResult()
 
     def _write(self, question: Question) -> Answer:
         began = time.perf_counter()

@@ -7,6 +7,7 @@ import pytest
 from ragspec.pipelines.answering.answerer import Answerer
 from ragspec.pipelines.answering.citations import says
 from ragspec.pipelines.answering.docqa import DocQA
+from ragspec.pipelines.answering.iterative import IterativeRag
 from ragspec.retrievers import Document, PassageIndex
 from tests.pipelines.answering.test_docqa import ScriptedEngine
 
@@ -86,3 +87,6 @@ def test_an_extract_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         assert answer.text[cited.answer_start : cited.answer_end] == TEXTS[int(cited.document[0])]
     assert answer.to_dict()["label"] and answer.generation.finish_reason == "extracted"
     assert qa.ask("Who won the cup?").refused
+    bare: Any = ScriptedEngine("x")
+    rag = IterativeRag(bare, lambda query: [(TEXTS[3], 1.0, {})], prompt="extract")
+    assert rag.ask("How long is the warranty of the pump?").text == TEXTS[3]
