@@ -7,7 +7,7 @@ weights and other values of k are ours: with a much weaker list, a small k lets 
 
 import inspect
 import math
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -21,7 +21,7 @@ from ragspec.retrievers.search.passages import Passage
 Ranking = list[tuple[int, float]]
 # Takes a query, and k if it has a parameter of that name; returns (text, score, meta) triples, best
 # first.
-SearchFunction = Callable[..., Sequence[tuple[str, float, Mapping[str, Any]]]]
+SearchFunction = Callable[..., Iterable[tuple[str, float, Mapping[str, Any]]]]
 
 
 class SearchMode(StrEnum):
@@ -80,8 +80,8 @@ class FunctionRetriever:
     def search(self, query: str, k: int) -> list[Hit]:
         """Return the first k results with text as hits; raise InputError for other results."""
         results = self._function(query, k=k) if self._takes_k else self._function(query)
-        results = _listed(results, self._owner, "a list of (text, score, meta) triples")
-        hits = (self._hit(number, item) for number, item in enumerate(results))
+        every = enumerate(_listed(results, self._owner, "a list of (text, score, meta) triples"))
+        hits = (self._hit(number, item) for number, item in every)
         return list(islice((hit for hit in hits if hit.passage.text.strip()), k))
 
     def _hit(self, number: int, item: tuple[str, float, Mapping[str, object]]) -> Hit:
@@ -116,8 +116,8 @@ def _accepts(function: Callable[..., object], *values: object, **named: object) 
     return named.keys() <= signature.parameters.keys()
 
 
-def _listed(results: object, owner: str, expected: str) -> list[Any]:
-    """Return the results of a search as a list; raise InputError if they are none."""
+def _listed(results: object, owner: str, expected: str) -> Iterable[Any]:
+    """Return the results of a search, which may have no end; raise InputError for other values."""
     if inspect.iscoroutine(results) or isinstance(results, AsyncIterable):
         if inspect.iscoroutine(results):
             results.close()  # it would warn that nothing awaits it
@@ -130,20 +130,24 @@ def _listed(results: object, owner: str, expected: str) -> list[Any]:
             f"{owner} returned {results!r}, expected {expected}, best first. Return an empty list "
             "if nothing is found."
         )
-    return list(results)
+    return results
 
 
 def search_hits(retriever: Retriever, query: str, k: int) -> list[Hit]:
     """Return at most k hits with text, best first; raise InputError for what is no hit."""
     owner, expected = f"{type(retriever).__name__}.search()", "a list of Hit"
-    hits = _listed(retriever.search(query, k), owner, expected)
-    for hit in hits:
+    hits: list[Hit] = []
+    for hit in _listed(retriever.search(query, k), owner, expected):
         if not isinstance(hit, Hit):
             raise InputError(
                 f"{owner} returned {hit!r} among its results, expected {expected}. A function that "
                 "returns (text, score, meta) triples is a retriever, too."
             )
-    return [hit for hit in hits if hit.passage.text.strip()][:k]
+        if hit.passage.text.strip():
+            hits.append(hit)
+        if len(hits) >= k:
+            break
+    return hits
 
 
 def as_retriever(source: Retriever | SearchFunction) -> Retriever:

@@ -1,6 +1,7 @@
 """BM25, fusion of rankings, search functions, passages and words."""
 
 from collections.abc import Mapping
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,9 @@ def test_bare_function_becomes_a_retriever() -> None:
     assert hits[1].passage.text == "more for 5"
     assert len(as_retriever(search).search("cats", 1)) == 1
     # A text without a name has the same one at every rank, and no other text has it.
+    assert len(as_retriever(lambda query: cycle(search(query, 3))).search("cats", 5)) == 5
+    endless = type("Engine", (), {"search": lambda self, query, k: cycle(hits)})()
+    assert search_hits(endless, "cats", 5) == [*hits, *hits][:5]
     last = as_retriever(lambda query: search(query, 3)[3:]).search("cats", 1)[0]
     assert last.document == hits[2].document and last.document.name != hits[1].document.name
     loose = as_retriever(lambda *values, **named: [(str(named), 1.0, {})])
