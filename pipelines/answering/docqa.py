@@ -104,10 +104,7 @@ class DocQA(Answerer):
     def save(self, path: str | os.PathLike[str], *, replace: bool = True) -> None:
         """Write the index to a folder, see `PassageIndex.save`; raise InputError without one."""
         if not isinstance(self.retriever, PassageIndex):
-            raise InputError(
-                f"A {type(self.retriever).__name__} cannot be saved; only an index made from "
-                "documents can."
-            )
+            raise InputError(f"{type(self.retriever).__name__} cannot be saved; expected an index.")
         self.retriever.save(path, replace=replace)
 
     def prompt(self, question: str, *, max_new_tokens: int = NEW_TOKENS) -> Prompt:

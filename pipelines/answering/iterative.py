@@ -79,7 +79,7 @@ class IterativeSearch:
         if not isinstance(self.overlap, bool | None):
             raise InputError(f"overlap is {self.overlap!r}; expected True, False, or None.")
         if self.flare is not None and not (is_number(self.flare) and 0.0 < self.flare <= 1.0):
-            raise InputError(f"flare is {self.flare}; expected a probability above 0, at most 1.")
+            raise InputError(f"flare is {self.flare!r}; expected a probability above 0, at most 1.")
         if self.rounds is not None and self.flare is not None:
             raise InputError("got rounds and flare; expected one of them: rounds have no strides.")
 

@@ -247,11 +247,9 @@ def _characters(tokenizer: Any, document: Document, token_range: TokenRange | No
     ends = [place for each in numbers if (place := whole(each)) is not None]
     first, last = ends if len(ends) == len(numbers) == 2 else (-1, -1)
     if not 0 <= first < last:
-        raise InputError(f"Expected token_range=(FROM, TO) with FROM below TO, got {token_range}.")
+        raise InputError(f"Expected token_range=(FROM, TO), FROM below TO, got {token_range!r}.")
     if not getattr(tokenizer, "is_fast", False):
-        raise InputError(
-            "token_range= needs a tokenizer that tells characters; expected a fast one."
-        )
+        raise InputError("token_range= needs the offsets of tokens; expected a fast tokenizer.")
     places = encode_text(tokenizer, mark_special_tokens(document.text, tokenizer)).offsets
     if first >= len(places):
         raise InputError(

@@ -86,11 +86,8 @@ class IterativeOptions(AskOptions):
         checks.check_guesses(self.speculate)
         if self.rounds is not None and (self.stride, self.speculate) != (STRIDE, "auto"):
             raise InputError("got rounds beside --stride or speculate; expected one. Drop one.")
-        if self.documents.top_passages not in (None, 1):
-            raise InputError(
-                f"Expected one passage at a time, got --set top-passages="
-                f"{self.documents.top_passages}. Leave it out."
-            )
+        if (most := self.documents.top_passages) not in (None, 1):
+            raise InputError(f"Expected one passage at a time, got --set top-passages={most}.")
 
 
 @takes_records

@@ -277,7 +277,7 @@ class DocumentOptions(SearchOptions):
 
     top_passages: int | None = setting(
         None,
-        "Passages in the prompt. Default: 3; for small chat models the best sentence.",
+        "Passages in the prompt. Default: 3; small chat models: best sentence; ask-iterative: 1.",
         least=1,
     )
     prompt: str | None = setting(None, PROMPT)

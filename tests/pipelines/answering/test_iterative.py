@@ -316,15 +316,9 @@ def test_an_interrupt_ends_the_answer_with_the_streamed_text(index: PassageIndex
     ("options", "expected"),
     [
         ({"stride": 0}, "stride is 0; expected a whole number, at least 1"),
-        (
-            {"speculate": "on"},
-            "speculate is 'on'; expected 'auto', 'off', or a number from 1 to 16",
-        ),
-        ({"flare": 0.0}, "flare is 0.0; expected a probability above 0"),
-        ({"flare": "x"}, "flare is x; expected a probability above 0"),
-        ({"flare": True}, "flare is True; expected a probability above 0"),
+        *(({"flare": n}, f"{n!r}; expected a probability above 0") for n in (0.0, "x", True)),
+        *(({"speculate": n}, "'auto', 'off', or a number from 1 to 16") for n in ("on", 17)),
         ({"overlap": "x"}, "overlap is 'x'; expected True, False, or None"),
-        ({"speculate": 17}, "a number from 1 to 16"),
         ({"rounds": 0}, "rounds is 0"),
         ({"query_tokens": 2.5}, "query_tokens is 2.5"),
         ({"rounds": 2, "flare": 0.5}, "rounds and flare"),
