@@ -28,25 +28,11 @@ from ragspec.rules.base import Rule, expect_rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import checked_count, plain_value
 from ragspec.types import PreTrainedModel
+from ragspec.visual import loading
 from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type
 from ragspec.visual.checks import check_finite
 from ragspec.visual.choice import check_number, choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
-from ragspec.visual.loading import (
-    AUTO,
-    HEAD,
-    MODEL,
-    NAMES,
-    NONE,
-    PARTS,
-    SETUP,
-    ImageFolder,
-    as_saved,
-    find_folder,
-    kind_of_model,
-    read_kind,
-    write_setup,
-)
 from ragspec.visual.output import ImageOutput, ImageSample, ImageStats, as_images, weakest
 from ragspec.visual.run import CallState
 
@@ -83,16 +69,16 @@ class ImagePipeline:
         model: PreTrainedModel,
         tokenizer: Any = None,
         drafter: object = None,
-        rule: str | Rule = AUTO,
+        rule: str | Rule = loading.AUTO,
         *,
         family: type[Family] | str | None = None,
-        folder: ImageFolder | None = None,
+        folder: loading.ImageFolder | None = None,
         **settings: Any,
     ) -> None:
         self._adapted = hasattr(model, "peft_config")
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()  # whose layers are those with adapters
-        kind = family_of(family, kind_of_model(model), f"a {type(model).__name__}")
+        kind = family_of(family, loading.kind_of_model(model), f"a {type(model).__name__}")
         settings = {name: plain_value(value) for name, value in settings.items()}
         more = {name: settings.pop(name) for name in kind.options if name in settings}
         names = {field.name for field in fields(PipelineOptions)}
@@ -106,7 +92,7 @@ class ImagePipeline:
         policy = make_budget(kind.nodes if options.budget is None else options.budget)
         nodes = policy.nodes if isinstance(policy, FixedBudget) else kind.nodes
         self.budget = policy if kind.adaptive_budget else make_budget(nodes)
-        named = not (isinstance(rule, str) and rule == AUTO)
+        named = not (isinstance(rule, str) and rule == loading.AUTO)
         rule = rule if named else kind.default_rule
         self.rule: Rule
         if isinstance(rule, str):
@@ -119,7 +105,7 @@ class ImagePipeline:
         chosen = replace(options, draft_mode=mode_for(self.rule, options.draft_mode))
         self.source = choose_drafter(drafter, self.family, chosen, named)
         check_number(len(self.source.parts), self.rule)
-        self.draft: Any = self.source.first(MODEL)
+        self.draft: Any = self.source.first(loading.MODEL)
         self.family.settle(self.rule, self.source.name, nodes)
         plain = kind.plain_rule if self.source.name is None else None
         self.rule_name = plain or self._saved_rule or self.rule.name
@@ -129,8 +115,8 @@ class ImagePipeline:
     def from_pretrained(
         cls,
         name: str | Path = "tiles",
-        drafter: object = AUTO,
-        rule: str | Rule = AUTO,
+        drafter: object = loading.AUTO,
+        rule: str | Rule = loading.AUTO,
         *,
         family: type[Family] | str | None = None,
         device: str | torch.device = "auto",
@@ -155,16 +141,16 @@ class ImagePipeline:
         """
         dtype = settings.pop("torch_dtype", None) or dtype
         lora = settings.pop("lora", None)
-        folder = find_folder(name, bool(settings.pop("local_files_only", False)))
+        folder = loading.find_folder(name, bool(settings.pop("local_files_only", False)))
         if family is None and folder.target.is_file():
             raise InputError(
                 f"got the file {folder.target.name} without a family; expected family='llamagen' "
                 "or family='mar' beside a published file."
             )
-        drafter, rule, settings = as_saved(folder.index, drafter, rule, settings)
-        model_type = None if folder.target.is_file() else read_kind(folder.target)
+        drafter, rule, settings = loading.as_saved(folder.index, drafter, rule, settings)
+        model_type = None if folder.target.is_file() else loading.read_kind(folder.target)
         kind = family_of(family, model_type, f"{folder.target}, no image model")
-        if dtype is None or dtype == AUTO:
+        if dtype is None or dtype == loading.AUTO:
             dtype = kind.dtype
         model, tokenizer = kind.load(folder, pick_device(device), dtype, settings)
         if lora is not None:
@@ -233,7 +219,7 @@ class ImagePipeline:
             self.family.save(new, **options)
             if self.draft is not None:
                 self.draft.save_pretrained(new / "draft", **options)
-            if isinstance(head := self.source.first(HEAD), DraftHead):
+            if isinstance(head := self.source.first(loading.HEAD), DraftHead):
                 from ragspec.drafters.heads.files import save_head
 
                 save_head(head, new / "head")
@@ -243,18 +229,18 @@ class ImagePipeline:
                 place = None if folder is None else getattr(folder, part)
                 if place is not None and not (new / part).exists():
                     shutil.copytree(place, new / part)
-            write_setup(new, self._saved_rule, self.settings, self.record)
+            loading.write_setup(new, self._saved_rule, self.settings, self.record)
             paths = sorted(new.iterdir())
             taken = [path.name for path in paths if (root / path.name).is_dir()]
             sources = () if folder is None else (folder.target, folder.target.parent)
             loaded = root.resolve() in [each.resolve() for each in sources]
-            if taken and not loaded and not (root / SETUP).is_file():
+            if taken and not loaded and not (root / loading.SETUP).is_file():
                 raise InputError(
-                    f"{root} has {', '.join(taken)} and no {SETUP}; expected a new folder, or one "
-                    "that save_pretrained wrote, as these are replaced. Name another folder."
+                    f"{root} has {', '.join(taken)} and no {loading.SETUP}; expected a new folder, "
+                    "or one that save_pretrained wrote, as these are replaced. Name another folder."
                 )
-            others = not loaded and (root / SETUP).is_file()
-            replaced = [*taken, *PARTS] if others else taken
+            others = not loaded and (root / loading.SETUP).is_file()
+            replaced = [*taken, *loading.PARTS] if others else taken
             for old in [*root.iterdir()]:
                 if any(map(old.match, replaced)):
                     shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
@@ -264,11 +250,11 @@ class ImagePipeline:
     @property
     def record(self) -> dict[str, object]:
         """The settings to save beside the rule."""
-        budget: Any = AUTO if isinstance(self.budget, AutoBudget) else None
-        name = self.source.name or NONE
+        budget: Any = loading.AUTO if isinstance(self.budget, AutoBudget) else None
+        name = self.source.name or loading.NONE
         record = {
             **self.family.record,
-            "drafter": name if set(name.split("+")) <= set(NAMES) else None,
+            "drafter": name if set(name.split("+")) <= set(loading.NAMES) else None,
             "budget": self.budget.nodes if isinstance(self.budget, FixedBudget) else budget,
             "batch_size": self.batch_size,
             "draft_mode": self._options.draft_mode,
@@ -319,7 +305,8 @@ class ImagePipeline:
         if latents is not None:
             check_finite(latents, "the image model returned latents")
         # A budget that depends on time changes the drafts, and an inexact rule then the image.
-        repeatable = self.rule.label == Walk.label or isinstance(self.budget, FixedBudget)
+        exact = self.source.name is None or self.rule.label == Walk.label
+        repeatable = exact or isinstance(self.budget, FixedBudget)
         if state.call.output_type == "pil" and len(state.images) == len(seeds):
             pictures: Any = [state.images[number] for number in range(len(seeds))]
         else:

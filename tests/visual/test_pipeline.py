@@ -252,3 +252,5 @@ def test_a_budget_by_time_makes_relaxed_images_not_repeatable(folder: Path) -> N
         stats = pipe(class_labels=[1], seed=1).stats
         assert stats.repeatable is repeats
         assert ("not repeatable" in stats.summary()) is not repeats
+    plain = opened(folder, None, "lantern", budget="auto", **RELAXED)(class_labels=[1])
+    assert (plain.label, plain.stats.repeatable) == ("exact", True)

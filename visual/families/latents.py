@@ -72,8 +72,8 @@ class LatentFamily(CodecFamily):
             if kind_of_label(generation.label) == APPROXIMATE:
                 accepted = [each for each in judged if each is not None and each.accepted]
                 distances[outcomes == 1] = table.distances(accepted)
-            # Without a drafter latents in order are the plain ones, whatever would judge drafts.
-            plain = target.orders is None and generation.report.budget == "none"
+            # Without drafts latents in order are the plain ones, whatever would judge drafts.
+            plain = target.orders is None and not generation.report.drafted
             order = np.arange(raster.codes) if target.orders is None else target.orders[row].numpy()
             places = order.argsort().reshape(raster.shape)
             samples[row] = replace(

@@ -73,12 +73,13 @@ class RelaxedWalk(Rule):
         off = self.tv_budget is not None and self.tv_budget.total == 0.0
         self.relaxes = not off and self.bound(1.0) > 0.0 and any(map(len, near))
         self.spent = 0.0  # sum of the excess of the row's positions
+        self.drafted = True  # whether the row has judged a draft: others have the plain codes
         self.bounds = True  # whether every draft so far was deterministic: others end the bound
 
     @property
     def label(self) -> str:
         """The guarantee of a row so far; a draft that is not deterministic ends a bound."""
-        if not self.relaxes:
+        if not self.relaxes or not self.drafted:
             return Walk.label
         if self.tv_budget is None or not self.bounds or self.tv_budget.total >= 1.0:
             return APPROXIMATE
@@ -105,7 +106,7 @@ class RelaxedWalk(Rule):
     def open(self) -> Self:
         """Return the rule for one row, with its budget unspent."""
         row = copy(self)
-        row.spent, row.bounds = 0.0, True
+        row.spent, row.bounds, row.drafted = 0.0, True, False
         return row
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
@@ -118,6 +119,7 @@ class RelaxedWalk(Rule):
             exact = Walk().judge(tree, target)
             return replace(exact, excess=(0.0,) * (len(exact.path) + (exact.token is not None)))
         if len(tree):
+            self.drafted = True
             self.bounds &= tree.kind is DraftKind.DETERMINISTIC
             self.check_size(max(len(self.near), int(tree.tokens.max()) + 1))
         tokens = tree.tokens.tolist()
