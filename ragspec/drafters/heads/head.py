@@ -306,6 +306,12 @@ def check_head(config: HeadConfig, target: CausalTarget) -> None:
         raise UnsupportedModelError(
             f"the head {difference}. Use another head, one that was trained for this target."
         )
+    if not config.recurrent and target.copies > 1:
+        raise UnsupportedModelError(
+            f"the head drafts {config.slots} token(s) in one pass, and the target has "
+            f"{target.copies} rows a text (guidance); expected one row a text. Use --guidance 1 "
+            "(guidance_scale=1), or a head of eagle1 or eagle3."
+        )
 
 
 def _differences(config: HeadConfig, target: CausalTarget) -> Iterator[str]:
@@ -319,11 +325,6 @@ def _differences(config: HeadConfig, target: CausalTarget) -> Iterator[str]:
     if tap > layers:
         name = type(target.loaded).__name__
         yield f"reads the input of layer {tap}; got {name} with {layers} layers"
-    if not config.recurrent and target.copies > 1:
-        yield (
-            f"drafts {config.slots} token(s) in one pass, and the target has {target.copies} rows "
-            "a text (guidance); expected one row a text"
-        )
     size = target.input_size
     if (config.has_embedding or config.markov_rank) and config.vocab_size < size:
         yield f"has tables of {config.vocab_size} tokens, and the target reads {size} (conditions)"

@@ -227,5 +227,5 @@ def test_unsupported_heads_are_refused(tmp_path: Path) -> None:
     published_heads.write(tmp_path, *published_heads.medusa())
     pair = target()
     pair.copies = 2
-    with pytest.raises(UnsupportedModelError, match="one row a text"):
+    with pytest.raises(UnsupportedModelError, match=r"one row a text\. Use --guidance 1"):
         HeadDrafter(tmp_path, pair)
