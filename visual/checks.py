@@ -82,13 +82,22 @@ def check_rule(kind: str | None, rule: str | None, settings: Mapping[str, object
         check_settings(rule, settings.keys() - beside, {*RULE_SETTINGS.get(rule, ())})
 
 
-def check_drafters(drafters: Sequence[object], mode: str | None, several: bool = True) -> None:
-    """Raise InputError for drafters that do not fit each other, or the drafts that a rule needs."""
-    number = len(drafters)
-    if number > 1 and not several:
+def check_drafters(drafters: Sequence[object], mode: str | None, codes: bool = True) -> None:
+    """Raise InputError for drafters that do not fit each other, the rule's drafts, or latents."""
+    number, names = len(drafters), {each for each in drafters if isinstance(each, str)}
+    if {"", "none"} & names:
+        raise InputError(
+            f"Expected drafter auto, jacobi, model, head or a folder, several joined by +, or none "
+            f"by itself, got {'+'.join(map(str, drafters))!r}."
+        )
+    if number > 1 and not codes:
         raise InputError(f"got {number} drafters of latents; expected one: drafts are chains.")
-    jacobi = any(isinstance(each, str) and each == "jacobi" for each in drafters)
-    if jacobi and mode not in ("coupled", "sampled"):  # from the target's own noise
+    if "head" in names and not codes:
+        raise InputError(
+            "got a draft head for latents, which take none; expected 'jacobi', 'model' or the "
+            "folder of a draft model."
+        )
+    if "jacobi" in names and mode not in ("coupled", "sampled"):  # from the target's own noise
         raise InputError(
             f"got drafter 'jacobi' where {mode} drafts are needed; expected 'model' or 'head'. Use "
             "one of them, another rule, or no tv_budget."

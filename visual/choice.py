@@ -90,6 +90,7 @@ def _named(drafter: object, family: Family) -> tuple[str, object]:
         path = find_draft(drafter, family.folder)
         drafter = open_head(path) if holds_head(path) else family.load_draft(path)
     if isinstance(drafter, DraftHead):
+        check_drafters([HEAD], None, family.unit == "codes")
         return HEAD, drafter
     if family.check_draft(drafter):
         return MODEL, drafter

@@ -10,19 +10,20 @@ it; the benchmark of images writes it (`--tune`).
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ragspec.errors import ModelError, ModelNotFoundError, RagspecError, UnsupportedModelError
+from ragspec.models import resolve
 from ragspec.models.checks import CONFIG, check_tensors, read_config
-from ragspec.models.resolve import STARTER, resolve_model
 from ragspec.registry import did_you_mean, entries, expect_known
+from ragspec.visual.checks import DENOISING, check_drafters
 
 SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
-BUNDLED = STARTER / "images"
+BUNDLED = resolve.STARTER / "images"
 SETUP, RELAXATION = "ragspec.json", "relaxation.json"
 IMAGE_MODEL = (
     "an image model. Open a published file in Python with ImagePipeline.from_pretrained, and "
@@ -126,6 +127,16 @@ def find_draft(drafter: str | Path, folder: ImageFolder | None) -> Path:
     return path
 
 
+def check_drafts(
+    names: Sequence[str], folder: ImageFolder, kind: str | None, mode: str = "coupled"
+) -> None:
+    """Raise an error for drafters that do not fit each other, the rule's drafts or the model."""
+    check_drafters(names, mode, kind not in DENOISING)
+    for name in names:
+        if name not in (AUTO, JACOBI):
+            find_draft(name, folder)
+
+
 def read_kind(folder: Path, expected: str = IMAGE_MODEL) -> str | None:
     """Return the kind of model in a folder's configuration; None if it names none.
 
@@ -191,10 +202,12 @@ def is_model(folder: Path) -> bool:
 def _elsewhere(name: str, tried: Path, offline: bool) -> Path:
     """Return the folder of a model id in the cache or on the hub."""
     if not tried.exists() and name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return resolve_model(name, offline=offline).folder
+        return resolve.resolve_model(name, offline=offline).folder
     if name in SETS:
         raise ModelNotFoundError(f"the bundled set {name!r} is missing ({tried}); install again.")
     state = f"holds neither {CONFIG} nor target/{CONFIG}" if tried.is_dir() else "is no folder"
+    if name in (*resolve.BUNDLED, *resolve.PUBLISHED):
+        state = "is a model of text, which learns from texts and does not draw"
     raise ModelNotFoundError(
         f"no image model {name!r} was found.{did_you_mean(name, SETS)} {tried} {state}; expected "
         f"a bundled set ({', '.join(SETS)}) or a folder with target/ and tokenizer/."

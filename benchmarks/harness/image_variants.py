@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from baselines import BASELINES, make_baseline
 
 from ragspec.errors import InputError, UnknownNameError
+from ragspec.pipelines.console.records import split_drafters
 from ragspec.registry import unknown
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.checks import relaxed
@@ -171,7 +172,7 @@ def build_variant(
     else:
         has_draft = base.folder is not None and base.folder.draft is not None
         usual = "model" if has_draft else "head"
-        names = (variant.drafter or usual).split("+") if variant.name != PLAIN else []
+        names = split_drafters(variant.drafter or usual) if variant.name != PLAIN else []
         drafter = [
             _load_draft("model", base, drafts) if name == "model" and has_draft else name
             for name in names

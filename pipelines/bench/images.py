@@ -19,11 +19,11 @@ from ragspec.pipelines.bench.measure import Outcome, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
-from ragspec.pipelines.console.records import option, setting, split
+from ragspec.pipelines.console.records import option, setting, split, split_drafters
 from ragspec.registry import expect_known
 from ragspec.sampling.settings import whole
 from ragspec.visual import checks as visual
-from ragspec.visual.loading import find_draft, find_folder, read_kind
+from ragspec.visual.loading import check_drafts, find_folder, read_kind
 
 if TYPE_CHECKING:
     from ragspec.visual.output import ImageOutput
@@ -72,7 +72,7 @@ class ImageBenchOptions:
     model: str = option("tiles", "Bundled image set or folder of a pipeline.", "--model", "-m")
     variants: str = option(
         "",
-        "Comma-separated RULE[@VALUE][:DRAFTER], of latents also fewer@N; default: "
+        "Comma-separated RULE[@VALUE][:DRAFTER+...], of latents also fewer@N; default: "
         "exact,lantern,lantern++ or, of latents, aligned,near@0.02.",
     )
     images: int = option(16, "Pictures to draw in each variant.", min=1)
@@ -96,8 +96,8 @@ class ImageBenchOptions:
             variant = parse_variant(name, kind in visual.DENOISING)
             if variant.drafts:
                 visual.check_rule(kind, variant.rule, variant.settings)
-            if variant.drafter not in (None, "auto", "none", "jacobi"):
-                find_draft(variant.drafter, folder)
+            if variant.drafter not in (None, "none"):
+                check_drafts(split_drafters(variant.drafter), folder, kind)
 
 
 def draw_item(
@@ -151,8 +151,8 @@ def _pipe(base: ImagePipeline, variant: ParsedVariant, options: ImageBenchOption
     if latents:
         settings |= {"steps": family.schedule.steps, "floor": family.schedule.floor or FLOOR}
     if variant.drafts:
-        rule, drafter = variant.rule, variant.drafter or "auto"
-        return ImagePipeline(drafter=drafter, rule=rule, **settings | variant.settings)
+        settings |= {"drafter": split_drafters(variant.drafter or "auto"), **variant.settings}
+        return ImagePipeline(rule=variant.rule, **settings)
     few = variant.settings.get("steps")
     if masked:
         settings["iterations"] = few or family.raster.codes

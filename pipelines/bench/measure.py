@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from ragspec.pipelines.bench.prompts import BenchItem
+from ragspec.pipelines.console.records import split_drafters
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.storage.filesystem import write_output
 
@@ -36,10 +37,8 @@ def peer_of(name: str) -> str:
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the drafters that a variant fuses, none in transformers; a folder counts as one."""
-    if peer_of(name):
-        return []
-    return [name] if Path(name).is_dir() else name.split("+")
+    """Return the drafters that a variant fuses, none in transformers."""
+    return [] if peer_of(name) else split_drafters(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from ragspec.errors import InputError, pluralize
 from ragspec.models.checks import CONFIG, check_dtype, check_place, read_config
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import argument, option, takes_records
+from ragspec.pipelines.console.records import argument, option, split_drafters, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import entries, expect_known, names
 from ragspec.sampling.settings import fresh_seed
 from ragspec.storage.filesystem import write_output
 from ragspec.visual import checks as visual
-from ragspec.visual.loading import class_labels, find_draft, find_folder, read_kind
+from ragspec.visual.loading import check_drafts, class_labels, find_folder, read_kind
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -91,11 +91,6 @@ class DrawOptions:
         check_dtype(self.settings().get("dtype", "auto"))
         if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
             raise InputError(f"Expected --seed from {LEAST_SEED} to {MOST_SEED}, got {self.seed}.")
-        if {"", "none"} & set(self.drafters):
-            raise InputError(
-                f"Expected --drafter auto, jacobi, model, head or a folder, several joined by +, "
-                f"or none by itself, got {self.drafter!r}."
-            )
         if self.budget is not None:
             checks.check_budget(self.budget)
         if self.guidance is not None:
@@ -121,10 +116,7 @@ class DrawOptions:
         if self.rule or folder.index is None:
             visual.check_rule(kind, self.rule, self.settings(*PLACE, *SIZE))
         mode = "deterministic" if "tv_budget" in self.settings() else "coupled"
-        visual.check_drafters(self.drafters, mode, kind not in visual.DENOISING)
-        for name in self.drafters:
-            if name not in ("auto", "jacobi"):
-                find_draft(name, folder)
+        check_drafts(self.drafters, folder, kind, mode)
         config = read_config(folder.target / CONFIG, "model_type")
         classes = class_labels(config) if kind in ("llamagen", *visual.DENOISING) else None
         if classes is None and self.classes and not alone:
@@ -152,9 +144,9 @@ class DrawOptions:
         return self.model or ("tiles" if self.classes else "emoji")
 
     @property
-    def drafters(self) -> tuple[str, ...]:
+    def drafters(self) -> list[str]:
         """Names or folders of drafters; empty draws plainly."""
-        return () if self.drafter == "none" else tuple(self.drafter.split("+"))
+        return [] if self.drafter == "none" else split_drafters(self.drafter)
 
     def settings(self, *others: str) -> dict[str, Any]:
         """Return the settings by name, without some others."""

@@ -12,6 +12,7 @@ from dataclasses import MISSING, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature
 from operator import ge, le
+from pathlib import Path
 from types import EllipsisType
 from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
@@ -167,6 +168,17 @@ def check_limits(record: object) -> None:
 def split(text: str) -> tuple[str, ...]:
     """Return the values of a text, which are separated by commas."""
     return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
+def split_drafters(text: str) -> list[str]:
+    """Return the drafters that a text joins by +; the longest path that exists counts as one."""
+    names, rest = list[str](), text.split("+")
+    while rest:
+        paths = ((n, Path("+".join(rest[:n])).expanduser()) for n in range(len(rest), 1, -1))
+        size = next((n for n, path in paths if path.exists()), 1)
+        names.append("+".join(rest[:size]))
+        rest = rest[size:]
+    return names
 
 
 def byte_count(text: str) -> int:

@@ -46,7 +46,7 @@ def test_a_run_prints_a_table_and_writes_its_file(
 @pytest.mark.parametrize(
     ("family", "variants", "labels"),
     [
-        (tiny_images, "exact,lantern@0.2", ["exact", "exact", "approximate"]),
+        (tiny_images, "exact:jacobi+model,lantern@0.2", ["exact", "exact", "approximate"]),
         (tiny_latents, "near@0.02,fewer@2", ["exact", "approximate", "exact"]),
         (tiny_masked, "aligned,fewer@4", ["exact", "exact-for", "exact"]),
     ],

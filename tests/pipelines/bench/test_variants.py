@@ -106,7 +106,7 @@ def test_the_counter_of_a_peer_counts_its_run_only_and_is_removed(
 
 
 def test_heads_and_methods_can_be_joined(tmp_path: Path) -> None:
-    folder = str(tmp_path / "head")
+    folder = str(tmp_path / "head++")
     save_head(heads.trained(), folder)
     engine = Engine(heads.model(torch.float32), drafter=None)
     variants = build_variants([folder, f"context+{folder}", "context"], engine, None, lambda: None)

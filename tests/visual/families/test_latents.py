@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from ragspec import errors
+from ragspec.drafters.heads.fresh import fresh_head
+from ragspec.verification.causal import CausalTarget
 from ragspec.visual import ImagePipeline
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.families.llamagen import Conditions
 from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.output import OUTCOMES
-from tests.support import tiny_images
+from tests.support import heads, tiny_images
 from tests.support import tiny_latents as models
 
 KIND, RULES = "latents", ("near", "aligned", "horizon", "path")
-
-
 pipeline: Any = ImagePipeline.from_pretrained
 
 
@@ -153,6 +153,9 @@ def test_bad_names_and_models_are_refused(folder: Path) -> None:
     for rule, takes in (("near", "r"), ("path", "no settings")):
         with pytest.raises(errors.InputError, match=f"'{rule}' has no s; it takes {takes}"):
             pipeline(folder, rule=rule, s=3)
+    with pytest.raises(errors.InputError, match="got a draft head for latents"):
+        pipeline(folder, fresh_head(CausalTarget(heads.model()), torch.Generator()))
+    assert sampled(pipeline(folder, rule="near", budget=0), 1).label == "exact"
     for wrong in ({"floor": 0.0}, {"floor": "a"}, {"steps": 2.5}, {"steps": "a"}):
         with pytest.raises(errors.InputError, match=f"{next(iter(wrong))}=.*expected a"):
             pipeline(folder, **wrong)
