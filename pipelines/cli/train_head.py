@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ragspec.errors import InputError, UnsupportedModelError, pluralize
-from ragspec.models.checks import check_head_files, check_head_vocabulary, read_vocab_size
+from ragspec.models.checks import DTYPES, check_head_files, check_head_vocabulary, read_vocab_size
 from ragspec.models.resolve import resolve_model
 from ragspec.pipelines.cli.store import at_most, counting
 from ragspec.pipelines.console import checks
@@ -58,16 +58,13 @@ class HeadOptions:
     def __post_init__(self) -> None:
         checks.check_paths(self.data)
         check_out(self.out, resume=self.resume, replace=self.replace)
+        if self.start is None and not self.in_slots and (self.slots or 1) > 1:
+            raise InputError(
+                f"got slots={self.slots} for a head of {self.form or 'eagle1'}; expected one of "
+                "peagle, dflash, medusa, hydra and hydra++. Set form, or leave slots out."
+            )
         if self.pictures:
-            folder = find_folder(self.model).target
-            if folder.is_dir() and (kind := read_kind(folder)) != "llamagen":
-                raise UnsupportedModelError(
-                    f"Expected a LlamaGen model, got {self.model}, a {kind!r} model: image heads "
-                    "are trained for LlamaGen alone. Name another --model."
-                )
-            for name in ("vocabulary", "max_tokens", "field"):
-                if getattr(self, name) is not None:
-                    raise InputError(f"got {name} for pictures; expected texts. Leave it out.")
+            self._check_pictures()
         else:
             checks.check_model(self.model)
             size = read_vocab_size(resolve_model(self.model))
@@ -79,6 +76,25 @@ class HeadOptions:
             if number is not None and not 0.0 < number < inf:
                 raise InputError(f"{name} is {number:g}; expected a number above 0, or none.")
 
+    def _check_pictures(self) -> None:
+        """Raise an error for a model or settings with which no head of pictures is trained."""
+        folder = find_folder(self.model).target
+        if folder.is_dir() and (kind := read_kind(folder)) != "llamagen":
+            raise UnsupportedModelError(
+                f"Expected a LlamaGen model, got {self.model}, a {kind!r} model: image heads "
+                "are trained for LlamaGen alone. Name another --model."
+            )
+        if (dtype := self.place.dtype) not in ("auto", *DTYPES):
+            raise InputError(f"got dtype={dtype} for pictures; expected float32 or none.")
+        for name in ("vocabulary", "max_tokens", "field"):
+            if getattr(self, name) is not None:
+                raise InputError(f"got {name} for pictures; expected texts. Leave it out.")
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether the form drafts several tokens in one pass, which guidance does not allow."""
+        return not (self.form or "eagle1").startswith("eagle")
+
     @property
     def pictures(self) -> bool:
         """Whether the head learns from pictures, not from texts."""
@@ -88,17 +104,13 @@ class HeadOptions:
         """Return the settings of the training."""
         from ragspec.training.trainer import HeadTraining
 
+        same = ("steps", "length", "depth", "form", "slots", "seed")
         return HeadTraining(
-            steps=self.steps,
             seconds=None if self.minutes is None else 60.0 * self.minutes,
             batch_size=self.batch,
-            length=self.length,
             learning_rate=self.rate,
-            depth=self.depth,
             draft_vocab_size=self.vocabulary,
-            form=self.form,
-            slots=self.slots,
-            seed=self.seed,
+            **{name: getattr(self, name) for name in same},
         )
 
 
@@ -129,17 +141,13 @@ def train_from_files(
 
     from ragspec.models.load import load_model
     from ragspec.retrievers.corpus.catalogue import tokenized
-    from ragspec.training.run import load_pictures, train_head
+    from ragspec.training.run import train_head
     from ragspec.verification.open import open_target
 
     o.silence_transformers()
     settings = settings or options.training()
     place = options.place.device, options.place.dtype
-    if pictures:
-        target, texts = load_pictures(options.model, pictures, settings.seed, *place)
-        # A piece of a picture without its condition would teach the head nonsense.
-        settings = replace(settings, length=max(settings.length, *map(len, texts)))
-    else:
+    if not pictures:
         with terminal.working("loading the model"):
             loaded, tokenizer = load_model(options.model, *place)
         target = open_target(loaded)
@@ -148,6 +156,20 @@ def train_from_files(
             texts = [row.tolist() for row in read]
         longest = target.max_length or settings.length
         settings = replace(settings, length=min(settings.length, longest))
+    else:
+        import torch
+
+        from ragspec.training.image_texts import code_texts
+        from ragspec.visual.families.llamagen import LlamaGen
+
+        if options.in_slots:
+            terminal.note(f"a head of {options.form} drafts without guidance: use --guidance 1")
+        model = LlamaGen.load_model(find_folder(options.model).target, *place)
+        codes, conditions = map(torch.from_numpy, pictures)
+        dice = torch.Generator().manual_seed(settings.seed)
+        target, texts = code_texts(model, codes, conditions, dice)
+        # A piece of a picture without its condition would teach the head nonsense.
+        settings = replace(settings, length=max(settings.length, *map(len, texts)))
     with terminal.working("training") as show:
         return train_head(
             *(target, texts, options.out, settings),

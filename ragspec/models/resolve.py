@@ -114,6 +114,8 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
             return ResolvedModel(text, folder, origin)
         tried.append(f"{origin}: {note}")
     meant = did_you_mean(text, [*BUNDLED, *PUBLISHED])
+    if not is_path and (STARTER / "images" / text / "target").is_dir():
+        meant = " It is an image model: use `ragspec draw`, or train-head with --data FILE.npz."
     steps = "".join(f"\n  {step}" for step in tried)
     raise ModelNotFoundError(
         f"no model {text!r} was found.{meant} Tried:{steps}\n"

@@ -43,6 +43,13 @@ def code_texts(
             f"got codes from {int(codes.min())} to {int(codes.max())}; expected 0 to {book - 1}. "
             "Encode the pictures with this model's own tokenizer."
         )
+    captions, names = config.condition != "class", ("labels", "features")
+    if conditions.is_floating_point() != captions:
+        sizes = f", {config.condition_length}, {config.caption_dim}" if captions else ""
+        raise InputError(
+            f"got {names[not captions]}; expected {names[captions]} [n{sizes}], as the model "
+            f"reads {'captions' if captions else 'classes'}. Store them in the file."
+        )
     distinct, which = torch.unique(conditions, dim=0, return_inverse=True)
     with torch.no_grad():
         none = model.unconditional(1)

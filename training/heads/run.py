@@ -9,16 +9,11 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from ragspec.drafters.heads.files import open_head, save_head
 from ragspec.drafters.heads.head import taps_of
 from ragspec.errors import StoreError, pluralize
 from ragspec.training.batches import SHORTEST, StateRead, StateReader
 from ragspec.training.files import CHECKPOINT, PART, check_out, lock_out
-from ragspec.training.image_texts import code_texts
 from ragspec.training.loss import agreement
 from ragspec.training.trainer import (
     HeadTrainer,
@@ -215,15 +210,3 @@ def stop_signals() -> Iterator[threading.Event]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def load_pictures(
-    model: str, pictures: Sequence[NDArray[np.generic]], seed: int, device: str, dtype: str
-) -> tuple[CausalTarget, list[list[int]]]:
-    """Return an image model as a target, and the pictures of `read_codes` as token ids."""
-    from ragspec.visual.families.llamagen import LlamaGen
-    from ragspec.visual.loading import find_folder
-
-    codes, conditions = map(torch.from_numpy, pictures)
-    loaded = LlamaGen.load_model(find_folder(model).target, device, dtype)
-    return code_texts(loaded, codes, conditions, torch.Generator().manual_seed(seed))

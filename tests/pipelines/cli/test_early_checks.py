@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").mkdir()
     (folder / "bad.jinja").write_text("{{ broken")
     (folder / "broken.gguf").write_bytes(bytes(4))
-    for name in ("empty.jsonl", "empty.txt", "bad/a.pdf"):
+    for name in ("empty.jsonl", "empty.txt", "bad/a.pdf", "a+b/a.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("")
     odd = '{"model_type": "llamagen", "num_classes": "x"}'
@@ -136,11 +136,13 @@ CASES = [
     ("draw star --rule lantern -s lam=3", 2, "rule 'lantern' has no lam; it takes delta, "),
     ("draw star --rule lantern -s delta=1", 2, "got delta=1.0; expected a probability mass"),
     ("draw star --rule near", 2, "unknown rule 'near'"),
+    ("draw star --drafter a+b", 5, "no draft model at a+b: it holds no config.json"),
     ("draw star --model latent-emoji --rule lantern", 2, "unknown latent rule 'lantern'"),
     ("draw star --model latent-emoji -s r=0.1", 2, "rule 'aligned' has no r"),
     ("draw star --model latent-emoji -s steps=0", 2, "got steps=0; expected a whole number"),
     ("draw star --guidance inf", 2, "got guidance_scale=inf; expected a finite number of 0 or"),
     ("draw star --drafter jacobi+model --model latent-emoji", 2, "got 2 drafters of latents"),
+    ("draw star --drafter head --model latent-emoji", 2, "got a draft head for latents"),
     ("draw star --drafter jacobi --rule gsd -s tv_budget=1", 2, "deterministic drafts are needed"),
     ("draw star -s device=bogus", 2, "device 'bogus' is unknown to torch"),
     ("draw star -s device=", 2, "device '' is unknown to torch"),
@@ -168,6 +170,7 @@ CASES = [
     ("bench text --data rows.jsonl", 7, "rows.jsonl, line 1: cannot be read (KeyError('turns'))"),
     ("bench answers rows.jsonl --docs docs", 7, "'answer' looks like the answers"),
     ("bench image --variants lantern@1.2.3", 2, "got 'lantern@1.2.3'"),
+    ("bench image --variants exact:jacobi+hed", 2, "Did you mean 'head'"),
     ("bench image --variants exact@0.3", 2, "Expected 'exact' without a value"),
     ("bench image --model latent-tiles --variants horizon@0", 2, "got s=0"),
     ("bench image --model latent-tiles --variants horizon@2.7", 2, "got s=2.7"),
@@ -183,7 +186,7 @@ CASES = [
     ("draw '' --model emoji", 2, "got the prompt ''"),
     ("draw --class violet", 2, "got the class 'violet'; expected one of dngn/altars, "),
     ("draw --class 1 --seed 99999999999999999999999", 2, "Expected --seed from"),
-    ("draw --class 1 --drafter ''", 2, "Expected --drafter auto"),
+    ("draw --class 1 --drafter ''", 2, "Expected drafter auto"),
     ("draw --class 1 --drafter starter+", 2, "got 'starter+'"),
     ("draw --class 1 --drafter none+starter", 2, "none by itself"),
     ("draw --class 1 --rule exact -s delta=0.1", 2, "rule 'exact' has no delta"),
@@ -236,6 +239,10 @@ CASES = [
     ("datastore build docs --out d.knn --max-tokens 0", 2, "greater than or equal to 1"),
     ("datastore info a.store", 8, "expected 'datastore'"),
     ("train-head --data docs --out h -s form=eagle2", 2, "should be 'eagle1', 'eagle3'"),
+    ("train-head --data docs --out h -s slots=3", 2, "got slots=3 for a head of eagle1; expected"),
+    ("train-head --data docs --out h --model tiles", 5, "It is an image model: use `ragspec draw`"),
+    ("train-head --data bad.npz --out h", 5, "starter is a model of text, which learns from"),
+    ("train-head --data bad.npz --out h --model tiles -s dtype=int8", 2, "int8 for pictures"),
     ("train-head --data docs --out h --start docs", 5, "docs holds no draft head"),
     ("index build empty --out i.idx", 7, "empty holds no usable text"),
     ("models get smolm2", 2, "Did you mean 'smollm2'"),

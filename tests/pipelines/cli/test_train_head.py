@@ -104,6 +104,8 @@ def test_a_head_of_codes(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "head"
     result = run(capsys, *small(folder, data, out))
     assert (result["texts"], result["tokens"], result["held_out"]) == (24, 24 * 17, 2)
+    err = output_of(capsys, *small(folder, data, tmp_path / "m", "-s", "form=medusa")).err
+    assert "a head of medusa drafts without guidance: use --guidance 1" in err
     instance = HeadDrafter(out, image_models.target(LlamaGen.load_model(folder), 3.0))
     assert instance.head.config.vocab_size == image_models.BOOK
     err = output_of(capsys, *small(folder, data, tmp_path / "h", "--max-tokens", "9"), code=2).err

@@ -34,6 +34,9 @@ def test_a_picture_stands_below_its_condition(condition: str) -> None:
     for text, selection in zip(texts, expected, strict=True):
         target.check_prompt(text)
         torch.testing.assert_close(target.embed(torch.tensor([text[:length]]))[0], selection)
+    other = torch.zeros(4, 3, 6) if condition == "class" else torch.zeros(4).long()
+    with pytest.raises(InputError, match=r"as the model reads .* Store them in the file"):
+        code_texts(model, CODES, other, seeded())
 
 
 @pytest.mark.parametrize("condition", ["class", "features"])
@@ -98,7 +101,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         assert "pickle" not in str(caught.value)
     np.save(tmp_path / "one.npy", CODES.numpy())
     (tmp_path / "one.npy").rename(path)
-    for each in (path, tmp_path / "nowhere.npz"):
+    odd = tmp_path / "odd.npz"
+    np.savez(odd, codes=np.array([{}], dtype=object), labels=np.zeros(1))
+    for each in (path, odd, tmp_path / "nowhere.npz"):
         with pytest.raises(InputError, match="cannot be read"):
             read_codes(each)
     for name in ("codes", "labels"):
@@ -106,6 +111,3 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         np.savez(path, **arrays | {name: np.full(4, 1.7)})
         with pytest.raises(InputError, match=f"{name} of float64; expected whole numbers"):
             read_codes(path)
-    np.savez(path, codes=np.array([{}], dtype=object), labels=np.zeros(1))
-    with pytest.raises(InputError, match="cannot be read"):
-        read_codes(path)
