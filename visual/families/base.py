@@ -20,17 +20,9 @@ from ragspec.rules.base import Rule
 from ragspec.sampling.settings import whole
 from ragspec.types import PreTrainedModel
 from ragspec.verification.causal import CausalTarget
+from ragspec.visual import loading
 from ragspec.visual.call import ImageCall, ImageConfig, PipelineOptions
 from ragspec.visual.checks import class_number
-from ragspec.visual.loading import (
-    ImageFolder,
-    advice,
-    expect_kind,
-    expect_readable,
-    kind_of_model,
-    read_kind,
-    relaxation_of,
-)
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSample, codes_of, samples_of
 from ragspec.visual.rules.by_name import make_rule
@@ -78,15 +70,15 @@ class Family:
     text_encoder: Any = None
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: object, folder: ImageFolder | None = None
+        self, model: PreTrainedModel, tokenizer: object, folder: loading.ImageFolder | None = None
     ) -> None:
-        expect_kind(model, self.kind)
+        loading.expect_kind(model, self.kind)
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
 
     @classmethod
     def load(
         cls,
-        folder: ImageFolder,
+        folder: loading.ImageFolder,
         device: torch.device,
         dtype: str | torch.dtype,
         options: dict[str, object],
@@ -105,7 +97,7 @@ class Family:
         return model, options.pop("tokenizer", None) or cls.load_tokenizer(folder)
 
     @classmethod
-    def load_tokenizer(cls, folder: ImageFolder) -> object:
+    def load_tokenizer(cls, folder: loading.ImageFolder) -> object:
         """Return the tokenizer of a folder, or where it is; see `load`."""
         raise NotImplementedError
 
@@ -119,15 +111,15 @@ class Family:
             ModelNotFoundError, UnsupportedModelError, ModelError: The folder holds no such model.
             InputError: The device or dtype is not available.
         """
-        place, actual = pick_device(device), read_kind(folder, f"a {cls.kind!r} model")
+        place, actual = pick_device(device), loading.read_kind(folder, f"a {cls.kind!r} model")
         if actual not in (None, cls.kind):
             raise UnsupportedModelError(
-                f"{folder} is a {actual!r} model; expected {cls.kind!r}.{advice(actual)}"
+                f"{folder} is a {actual!r} model; expected {cls.kind!r}.{loading.advice(actual)}"
             )
         kind = cls.model_class
         loader = getattr(transformers, kind) if isinstance(kind, str) else kind
         subject = f"{folder} does not load as a {loader.__name__}"
-        with expect_readable(subject, "what its save_pretrained wrote. Copy it again."):
+        with loading.expect_readable(subject, "what its save_pretrained wrote. Copy it again."):
             model, info = loader.from_pretrained(
                 folder,
                 dtype=pick_dtype(dtype, place),
@@ -258,7 +250,7 @@ class Family:
             ModelError: The file of measured settings cannot be read.
         """
         file = None if self.folder is None else self.folder.relaxation
-        settings = settings or relaxation_of(file, rule)
+        settings = settings or loading.relaxation_of(file, rule)
         grid, codec = self.raster, self.codec
         sizes = {"positions": grid.tokens, "marks": grid.ends, "normalised": codec.normalised}
         return make_rule(rule, codec.codebook(), **sizes, **settings), settings
@@ -281,7 +273,7 @@ class Family:
 
     def check_draft(self, draft: object) -> bool:
         """Tell draft models from others; raise TokenizerMismatchError for one of another target."""
-        if (kind := kind_of_model(draft)) is None:
+        if (kind := loading.kind_of_model(draft)) is None:
             return False
         if kind != self.kind:
             raise TokenizerMismatchError(

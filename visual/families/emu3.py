@@ -3,32 +3,26 @@
 from math import sqrt
 
 from ragspec.types import PreTrainedModel
-from ragspec.visual.families.multimodal import (
-    Ids,
-    PromptFamily,
-    RowEndsTarget,
-    codes_in_order,
-    mark,
-    text_ids,
-)
+from ragspec.visual.families import multimodal
 from ragspec.visual.models.raster import Raster
 
 AREA = 518_400  # pixels of an image by default, as in the model's processor
 
 
-class Emu3Target(RowEndsTarget):
+class Emu3Target(multimodal.RowEndsTarget):
     """Emu3 as a target; its prompts end with the image wrapper token."""
 
     kind = "emu3"
 
     @staticmethod
-    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
+    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, multimodal.Ids]:
         """Return the text decoder, and the codes and the line end."""
         mapping = model.vocabulary_mapping
-        return model.model.text_model, [*codes_in_order(mapping.img2bpe), mapping.eol_token_id]
+        codes = multimodal.codes_in_order(mapping.img2bpe)
+        return model.model.text_model, [*codes, mapping.eol_token_id]
 
 
-class Emu3(PromptFamily):
+class Emu3(multimodal.PromptFamily):
     """An `Emu3ForConditionalGeneration`; see `PromptFamily`.
 
     The template adds the size of the image in codes and the begin-of-image token to a prompt. Each
@@ -50,11 +44,11 @@ class Emu3(PromptFamily):
 
     def ids(self, text: str, raster: Raster) -> list[int]:
         """Return the token ids of a text, the size of the image and the first image token."""
-        begin = mark(self.text_tokenizer, "boi_token", "<|image start|>")
-        first = mark(self.text_tokenizer, "image_wrapper_token", "<|image token|>")
-        bos = mark(self.text_tokenizer, "bos_token")  # the tokenizer itself adds none
+        begin = multimodal.mark(self.text_tokenizer, "boi_token", "<|image start|>")
+        first = multimodal.mark(self.text_tokenizer, "image_wrapper_token", "<|image token|>")
+        bos = multimodal.mark(self.text_tokenizer, "bos_token")  # the tokenizer itself adds none
         whole = f"{bos}{text}{begin}{raster.height}*{raster.width}{first}"
-        return text_ids(self.text_tokenizer, whole, first)
+        return multimodal.text_ids(self.text_tokenizer, whole, first)
 
     def unconditional(self, ids: list[int], raster: Raster) -> list[int]:
         """Return the ids of an empty prompt."""

@@ -17,13 +17,7 @@ from torch.nn import functional
 
 from ragspec.errors import InputError
 from ragspec.visual.checks import bounded, check_finite, side_of
-from ragspec.visual.models.autoencoder import (
-    CONVOLUTIONS,
-    LINEAR,
-    Autoencoder,
-    convolution_sizes,
-    diffusers_names,
-)
+from ragspec.visual.models import autoencoder
 from ragspec.visual.models.published import PLACES, Tensors, WeightLayout
 
 _ROUNDED = 4e-3  # from unit length, by rounding to 16 bits
@@ -68,7 +62,7 @@ class CodeBook:
         return codes.reshape(-1, side, side)
 
 
-class VQTokenizer(CodeBook, Autoencoder):
+class VQTokenizer(CodeBook, autoencoder.Autoencoder):
     """Encodes images as codes i64 [B, h * w], row by row, and decodes them; see `Autoencoder`.
 
     Latents, before the look-up of codes, are normalised if the code-book is.
@@ -86,10 +80,10 @@ class VQTokenizer(CodeBook, Autoencoder):
     sizes = ("in_channels", "block_out_channels", "norm_type")
     layout = WeightLayout(
         "LlamaGen tokenizer",
-        CONVOLUTIONS | {"quantize.embedding.weight": 2},
-        diffusers_names,
+        autoencoder.CONVOLUTIONS | {"quantize.embedding.weight": 2},
+        autoencoder.diffusers_names,
         dropped=r"^(?:quantize\.codebook_used|loss\.)",  # counts, and weights of the training loss
-        linear=LINEAR,
+        linear=autoencoder.LINEAR,
         # The running mean first, as in LlamaGen's own script for tokenizers.
         places=("ema", *(place for place in PLACES if place != "ema")),
     )
@@ -105,7 +99,7 @@ class VQTokenizer(CodeBook, Autoencoder):
 
         book, dim = weights["quantize.embedding.weight"].shape
         model: nn.Module = VQModel(
-            **convolution_sizes(weights),
+            **autoencoder.convolution_sizes(weights),
             latent_channels=len(weights["encoder.conv_out.weight"]),
             num_vq_embeddings=book,
             vq_embed_dim=dim,
@@ -124,7 +118,7 @@ class VQTokenizer(CodeBook, Autoencoder):
         weight, book = saved.model.quantize.embedding.weight, self._book()
         unit = (weight.float().norm(dim=-1, keepdim=True) - 1.0).abs() < _ROUNDED
         weight.copy_(torch.where(unit, weight, book))
-        Autoencoder.save_pretrained(saved, path, dtype)
+        autoencoder.Autoencoder.save_pretrained(saved, path, dtype)
 
     @property
     def width(self) -> int:
