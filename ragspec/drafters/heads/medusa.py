@@ -2,7 +2,7 @@
 
 Their configurations say little: the numbers of heads and of blocks are those of the tensors, as the
 first published files of Medusa name fewer heads than they have. The layer of a Hydra++ has the
-settings of its target's layers.
+settings of its target's layers, which our files repeat.
 """
 
 import re
@@ -20,6 +20,7 @@ from ragspec.types import PreTrainedConfig
 from ragspec.verification.causal import CausalTarget
 
 _INSIDE, _LAYER = "medusa_head.", "prefix_embeding_layer."
+_SETTINGS = "prefix_layer"
 _BLOCK = re.compile(
     rf"(?:{_INSIDE}|hydra_mlp\.)?(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)"
 )
@@ -42,10 +43,10 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     rows, first = state["outputs.0.weight"], state["blocks.0.0.linear.weight"]
     (vocab_size, width), prefix = rows.shape, "layers.norm.weight" in state
     grounded = first.shape[1] > width
-    offset = checkpoint.config.get("hidden_state_offset")
+    layer, offset = map(checkpoint.config.get, (_SETTINGS, "hidden_state_offset"))
     return checkpoint.head(
         state,
-        layers=prefix_layer(text_of(target)) if prefix else {"hidden_size": width},
+        layers=layer or prefix_layer(text_of(target)) if prefix else {"hidden_size": width},
         embedding_size=first.shape[1] - width if grounded else width,
         vocab_size=vocab_size,
         taps=(int(text_of(target).num_hidden_layers) - offset if offset else LAST,),
@@ -63,7 +64,7 @@ def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
     about: dict[str, Any] = {f"{kind}_num_heads": config.slots, f"{kind}_num_layers": config.blocks}
     if kind == "hydra":
         about["hydra_head_arch"] = "prefix-mlp" if config.prefix else "mlp"
-        about["grounded_heads"] = True
+        about |= {"grounded_heads": True} | ({_SETTINGS: config.layers} if config.prefix else {})
     return about, {_theirs(name, config): each for name, each in head.state_dict().items()}
 
 

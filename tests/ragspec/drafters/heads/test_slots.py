@@ -195,6 +195,7 @@ def test_one_slot_is_a_pass_too(form: str, tmp_path: Path) -> None:
     model = target()
     head = fresh_head(model, torch.Generator().manual_seed(0), form=form, slots=1)
     save_head(head, tmp_path)
+    assert open_head(tmp_path).config.form == form  # without the target
     for place in (head, tmp_path):
         for result in heads.check_texts(model, place, 0.0, budget=4)[1]:
             assert {int(depths(step.tree.parents).max()) for step in result.steps[1:-1]} == {1}
