@@ -13,7 +13,6 @@ import torch
 
 from ragspec import Engine, Sampling
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
-from ragspec.errors import UnsupportedModelError
 from ragspec.needs import LAST, Needs
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
@@ -23,7 +22,6 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
 from ragspec.verification.reading import Taps
 from tests.support import distributions, tiny
-from tests.support.architectures import build
 from tests.support.calls import noted
 from tests.support.fixed import BrokenDrafter, FixedDrafter
 from tests.support.identities import target as model
@@ -240,11 +238,6 @@ def test_other_threads_do_not_disturb_a_tap() -> None:
     inputs.__enter__()
     head.register_forward_pre_hook(lambda *_: inputs.__exit__(), prepend=True)
     head(torch.ones(1, 1, 3))  # as if the other thread left its block meanwhile
-
-
-def test_targets_without_a_tree_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="drafter 'watcher' needs"):
-        Engine(build("qwen3_5_text"), drafter=Watcher(), budget=3)
 
 
 def test_models_that_give_all_logits_report_of_the_right_places() -> None:
