@@ -72,15 +72,6 @@ def test_preempted_texts_keep_their_sessions(monkeypatch: pytest.MonkeyPatch) ->
     assert len(opened) == 8
 
 
-def test_drafts_do_not_depend_on_other_rows_or_their_order() -> None:
-    alone = requests(6, shared=3)
-    for each in alone:
-        drive(Proposer(config()), [each])
-    together = requests(6, shared=3)
-    drive(Proposer(config()), together, seed=5, rows=6)
-    assert [each.steps for each in together] == [each.steps for each in alone]
-
-
 def test_a_text_that_was_forgotten_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     proposer, request = Proposer(config(rows=1)), requests(6)
     opened = texts_of(proposer, monkeypatch)
@@ -105,15 +96,6 @@ def test_drafts_are_chains_of_the_best_nodes() -> None:
     table[0, : len(text)] = text
     (draft,) = proposer.propose([[3]], np.array([len(text)]), table)
     assert draft in ([4, 5, 1], [9, 9, 1])
-
-
-def test_a_store_is_drafted_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (request,) = requests(1)
-    CorpusIndex.build([request.text], None, tmp_path / "store", vocab_size=VOCAB).close()
-    monkeypatch.setattr("ragspec.adapters.vllm._tokenizer", lambda model: None)
-    drive(Proposer(config()), [plain := requests(1)[0]])
-    drive(Proposer(config(store=str(tmp_path / "store"))), [request])
-    assert request.steps < plain.steps / 2
 
 
 def test_stores_must_fit_the_hosts_tokenizer(tmp_path: Path) -> None:
