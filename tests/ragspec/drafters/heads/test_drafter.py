@@ -13,10 +13,8 @@ from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.trees.operations import depths
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, image_models, tiny
-from tests.support.fixed import FixedDrafter
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity
 from tests.support.identities import target as text_model
 from tests.support.loops import draft_request
@@ -148,20 +146,6 @@ def test_sampled_drafts_serve_the_classical_rules(mode: str, rule: str, width: i
         Engine(target, drafter=HeadDrafter(heads.trained(), target), rule=rule)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_trees_are_of_the_kind_that_was_declared(form: str) -> None:
-    target = CausalTarget(heads.model())
-    instance = drafter(target, **FORMS[form])
-    result = Engine(target, drafter=instance, budget=9).generate(
-        tiny.prompt(8, vocab_size=heads.VOCAB), SAMPLED, max_new_tokens=12, ignore_eos=True
-    )
-    trees = [step.tree for step in result.steps if len(step.tree)]
-    assert {tree.kind for tree in trees} == {instance.kind}
-    assert len(trees[0]) == 9
-    if form == "chain":
-        assert int(depths(trees[0].parents).max()) == 9
-
-
 def test_blind_drafts_do_not_depend_on_the_seed() -> None:
     target = CausalTarget(heads.model())
     prompt = tiny.prompt(8, vocab_size=heads.VOCAB)
@@ -180,19 +164,6 @@ def test_blind_drafts_do_not_depend_on_the_seed() -> None:
 def observe_prompt(session: HeadSession, target: CausalTarget, prompt: list[int]) -> None:
     states = heads.last(heads.states(target, prompt))
     session.observe_prefill(Prefill(np.array(prompt, dtype=np.int64), hidden=states))
-
-
-def test_a_head_drafts_beside_other_sources() -> None:
-    target = CausalTarget(text_model())
-    plain = Engine(target, drafter=None)
-    engine = Engine(target, drafter=[drafter(target), "context", FixedDrafter([1, 2])], budget=12)
-    prompt = [*tiny.prompt(10), *tiny.prompt(6)]
-    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
-    result = engine.generate(prompt, SAMPLED, **options)
-    assert result.tokens == plain.generate(prompt, SAMPLED, **options).tokens
-    assert not result.report.faults
-    named = {s.tree.sources[i] for s in result.steps for i in s.tree.source.tolist()}
-    assert {"head", "fixed"} <= named
 
 
 def session(target: CausalTarget) -> tuple[HeadSession, list[int]]:

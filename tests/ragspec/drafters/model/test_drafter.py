@@ -11,25 +11,17 @@ from ragspec import Engine
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.goodput import AutoBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
-from ragspec.drafters.fuse import Fuse, FuseSession
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.coupled import CoupledGrowth
-from ragspec.drafters.model.drafter import (
-    MIN_EXPECTED_GAIN,
-    ModelDrafter,
-    ModelSession,
-    required_gain,
-)
+from ragspec.drafters.model.drafter import MIN_EXPECTED_GAIN, ModelDrafter, required_gain
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.quantized import quantized
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.verification.onnx.target import OnnxTarget
-from ragspec.verification.tree_attention import lease
 from tests.support import loops, tiny
 from tests.support.calls import noted
-from tests.support.noisy import NoisyTrees
 
 NEW = 24
 SAMPLINGS = {
@@ -147,32 +139,6 @@ def test_targets_of_chains_read_each_branch_below_its_ancestors() -> None:
     cache.commit([7, 5])  # which is read over
     assert len(cache) == len(text)
     assert torch.equal(*(each.read([*text, 7, 5]) for each in (cache, fresh)))
-
-
-def test_a_fused_tree_keeps_the_cache_in_step() -> None:
-    prompt = tiny.prompt()
-    plain, _ = write(None, Sampling())
-    noisy = NoisyTrees({tuple(prompt): plain})
-    pairs: list[list[Drafter]] = [[ModelDrafter(alike()), noisy], [noisy, ModelDrafter(alike())]]
-    for drafters in pairs:
-        fuse, sessions = Fuse(drafters), list[FuseSession]()
-        fuse.open = noted(fuse.open, sessions)  # type: ignore[method-assign]
-        drafted, steps = write(fuse, Sampling(), budget=8)
-        assert drafted == plain
-        assert {name for step in steps for name in step.tree.sources} >= {"model", "noisy"}
-        source = next(s for s in sessions[0]._sources if s.name == "model")
-        assert isinstance(source.session, ModelSession)
-        in_step(source.session, [*prompt, *plain])
-
-
-def in_step(session: ModelSession, text: list[int]) -> None:
-    """Compare what the cache holds with a fresh run over the same tokens."""
-    held = len(session.cache)
-    assert 24 < held < len(text)
-    with lease(session.cache.model.model):
-        logits = session.cache.read(text[: held + 1])
-    expected = tiny.logits(session.cache.model.model, text[: held + 1])[-1]
-    torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-9)
 
 
 def test_auto_budget_changes_no_token() -> None:
