@@ -289,22 +289,3 @@ def test_uncertain_tokens_are_chosen_again_and_then_by_the_host(
             one.commit([path])
             other.commit([path])
             check_slots(one, other)
-
-
-def test_padding_queries_are_never_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the target chooses the token of the padding."""
-    _, static = targets()
-
-    def nought(distributions: Any, logits: torch.Tensor, *rest: Any) -> Any:
-        tokens = torch.zeros(logits.shape[:2], dtype=torch.int64)
-        return tokens, tokens.double()
-
-    monkeypatch.setattr(BatchDistribution, "choose", nought)
-    with static.open(1, 64) as session, torch.no_grad():
-        texts = start(np.random.default_rng(0), 1, session)
-        before = lengths(session)[0]
-        texts[0].append(1)
-        follow(session, [[1]], [DraftTree.chain([5, 6], "test")], [distribution(0)], texts)
-        assert session.chosen == [[0, 0, 0]]
-        session.commit([()])
-        assert lengths(session)[0] == before + 1
