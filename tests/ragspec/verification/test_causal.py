@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import ragspec.verification.tree_session as session_module
-from ragspec import Engine, Sampling
+from ragspec import Engine
 from ragspec.errors import InputError, ModelError, PromptTooLongError
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
@@ -292,16 +292,6 @@ def test_rows_of_a_batch_use_their_separate_tables(name: str, drafted: bool) -> 
     truths = {tuple(text): out for text, out in zip(texts, expected, strict=True)}
     engine = Engine(open_target(model), drafter=NoisyTrees(truths) if drafted else None, budget=9)
     assert [out.tokens for out in engine.generate(texts, max_new_tokens=NEW)] == expected
-
-
-def test_samples_of_one_prompt_cross_the_border_alike() -> None:
-    model, text = build_longrope("phi3"), prompt(60)
-    sampling = Sampling(temperature=0.8, seed=3, n=3)
-    plain = Engine(open_target(model), drafter=None).generate(text, sampling, max_new_tokens=NEW)
-    truths = {tuple(text): plain[1].tokens}
-    engine = Engine(open_target(model), drafter=NoisyTrees(truths), budget=9)
-    drafted = engine.generate(text, sampling, max_new_tokens=NEW)
-    assert [out.tokens for out in drafted] == [out.tokens for out in plain]
 
 
 def test_a_forward_on_both_sides_of_the_border_is_refused() -> None:
