@@ -167,20 +167,8 @@ def test_states_are_kept_only_for_drafters_that_need_them(monkeypatch: pytest.Mo
     assert engine.needs == Needs(texts=True)
 
 
-def test_taps_leave_no_hooks_behind() -> None:
-    instance, watcher = model(), Watcher()
-    head = instance.get_output_embeddings()
-    engine = Engine(instance, drafter=watcher, budget=3)
-    between = []
-
-    def on_step(row: int, step: Step) -> None:
-        between.append(len(head._forward_pre_hooks))
-
-    for tokens in PROMPTS[0], PROMPTS[1]:
-        engine.generate(tokens, max_new_tokens=4, on_step=on_step)
-        assert not head._forward_pre_hooks
-    assert set(between) == {0}
-    assert len(watcher.sessions[1].known) > 0
+def test_taps_leave_no_hooks_behind_after_an_error() -> None:
+    head = torch.nn.Linear(2, 2)
     with pytest.raises(RuntimeError), Taps({LAST: head}):
         assert len(head._forward_pre_hooks) == 1
         raise RuntimeError("on the way")
