@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ragspec.verification.reading import Taps
-from ragspec.verification.sequence_cache import SequenceCache
+from ragspec.verification.sequence_cache import KeysValues, SequenceCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,7 @@ def hide_padding(view: TreeView, counts: Sequence[int]) -> TreeView:
         chain = torch.ones(n, view.slot_positions.shape[1], dtype=torch.bool, device=hidden.device)
         related = chain.tril(chain.shape[1] - n).expand(rows, -1, -1)
     slots = view.length + torch.arange(related.shape[2], device=hidden.device)
-    itself = slots[-n:, None] == slots
-    related = related & (itself | (slots >= hidden[:, None])[:, None])
+    related = related & ((slots[-n:, None] == slots) | (slots >= hidden[:, None])[:, None])
     return replace(view, related=related, hidden=hidden)
 
 
@@ -77,7 +76,7 @@ class Batch:
         self.counts = [view.positions.shape[1] for view in views]
         for row, count in zip(rows, self.counts, strict=True):
             row.reserve(count)
-        self._parts: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
+        self._parts: dict[int, tuple[Tensor, list[KeysValues]]] = {}
         self._masks: dict[int, tuple[Tensor, list[Tensor | None]]] = {}
 
     @property
@@ -90,9 +89,7 @@ class Batch:
         """Logical positions of all tokens, i64 [1, N]."""
         return torch.cat([view.positions for view in self.views], 1)
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> KeysValues:
         """Write the new slots of layer `layer_idx`; see `SequenceCache.write`.
 
         Of several sequences the new states return, by which `parts` finds the slots of each.
@@ -105,7 +102,7 @@ class Batch:
         self._parts[id(key_states)] = key_states, parts
         return key_states, value_states
 
-    def parts(self, key: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def parts(self, key: Tensor) -> list[KeysValues]:
         """Return keys and values of each sequence, in the layer that returned `key`.
 
         Raises:

@@ -74,9 +74,6 @@ class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
 
 def step_cache(arena: Arena, rows: int, slots: int, columns: Tensor) -> Cache:
     """Return the cache of a step: the first rows and slots of the buffers."""
-    return Cache(
-        layers=[
-            StepLayer(keys[:rows, :, :slots], values[:rows, :, :slots], columns)
-            for keys, values in arena.pairs()
-        ]
-    )
+    cut = slice(rows), slice(None), slice(slots)
+    layers = [StepLayer(keys[cut], values[cut], columns) for keys, values in arena.pairs()]
+    return Cache(layers=layers)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ragspec.errors import UnsupportedModelError
 from ragspec.needs import LAST
 
+Keywords = dict[str, object]
 PIECE = 512  # tokens of a chunk on a CPU
 LARGE_PIECE = 2048  # tokens of a chunk on an accelerator
 LONG = 256  # tokens of a chain from which on its n x n table of ancestors costs too much
@@ -115,12 +116,8 @@ class Taps:
         return states
 
     def _take(
-        self,
-        tap: int,
-        _: nn.Module,
-        arguments: tuple[object, ...],
-        named: dict[str, object] | None = None,
-    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        self, tap: int, _: nn.Module, arguments: tuple[object, ...], named: Keywords | None = None
+    ) -> tuple[tuple[object, ...], Keywords] | None:
         # A compiler cannot trace the identity of a thread. torch omits `named` in the forward of
         # another thread while the hook comes or goes.
         compiles = torch.compiler.is_compiling()

@@ -14,8 +14,8 @@ from torch import Tensor
 from ragspec.types import PreTrainedConfig
 
 GROWTH = 8  # a full buffer grows by one in so many of its slots
-# Keys and values [copies, heads, T, width] by the number of the layer.
-Layers = Mapping[int, tuple[Tensor, Tensor]]
+KeysValues = tuple[Tensor, Tensor]  # [copies, heads, T, width] each
+Layers = Mapping[int, KeysValues]  # by the number of the layer
 
 
 class Buffers:
@@ -31,7 +31,7 @@ class Buffers:
         """Bytes of all layers."""
         return sum(each.nbytes for each in (*self.keys.values(), *self.values.values()))
 
-    def slots(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+    def slots(self, layer: int, start: int, end: int) -> KeysValues:
         """Return views of the keys and values of some slots."""
         return self.keys[layer][:, :, start:end], self.values[layer][:, :, start:end]
 
@@ -98,7 +98,7 @@ class SequenceCache:
         """Bytes of the buffers."""
         return self.buffers.bytes
 
-    def layers(self, length: int) -> dict[int, tuple[Tensor, Tensor]]:
+    def layers(self, length: int) -> dict[int, KeysValues]:
         """Return views of the keys and values of the first slots by layer."""
         return {layer: self.buffers.slots(layer, 0, length) for layer in self.buffers.keys}
 
@@ -107,7 +107,7 @@ class SequenceCache:
         if (end := self.extent + n) > self.capacity:
             self.buffers = self.buffers.resized(self.extent, end + max(end // GROWTH, 1))
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
         """Write n new slots in place; return views of all slots.
 
         Shapes: [C, heads, n, width] -> two views [C, heads, extent + n, width].

@@ -27,7 +27,6 @@ NAME = "ragspec"
 Configs = list[tuple[Any, bool]]
 MaskFunction = Callable[..., Tensor]
 
-
 _batch: ContextVar[Batch | None] = ContextVar("ragspec_batch", default=None)
 
 
@@ -77,9 +76,7 @@ def tree_mask(
         masks = [_row_mask(view, *every) for view in batch.views]
         return batch.note(masks) if len(masks) > 1 else masks[0]
     kwargs |= {"mask_function": mask_function, "local_size": local_size, "dtype": dtype}
-    full: Tensor = eager_mask(
-        batch_size=batch_size, q_length=q_length, kv_length=kv_length, **kwargs
-    )
+    full: Tensor = eager_mask(batch_size, q_length, kv_length, **kwargs)
     return full
 
 
@@ -233,8 +230,7 @@ def lease(model: nn.Module, configs: Configs | None = None) -> Iterator[None]:
     configs = model_configs(model) if configs is None else configs
     with _lock:
         for config, custom in configs:
-            new = _Lent(config._attn_implementation_internal, custom)
-            lent = _lent.setdefault(id(config), new)
+            lent = _lent.setdefault(id(config), _Lent(config._attn_implementation_internal, custom))
             lent.custom_attention |= custom
             lent.leases += 1
             config._attn_implementation_internal = NAME

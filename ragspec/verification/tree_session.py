@@ -15,7 +15,7 @@ from ragspec.needs import LAST, HiddenStates
 from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import Bools, ancestors, depths
-from ragspec.verification.base import TargetModel, TargetSession
+from ragspec.verification.base import TargetModel, TargetSession, TokenRows
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.prefix_cache import PrefixCache, Row
@@ -130,16 +130,14 @@ class TreeSession(TargetSession):
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
+    def verify(self, pending: TokenRows, trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward; see `TargetSession.verify`."""
         rows = zip(self.active_rows, pending, trees, strict=True)
         self._inputs = [([*row.tokens[row.length :], *head], tree) for row, head, tree in rows]
         queries = [range(len(head) - 1, len(head) + len(tree)) for head, tree in self._inputs]
         return self._forward(queries)
 
-    def read_prompts(
-        self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[list[Tensor], list[TopTokens]]:
+    def read_prompts(self, pending: TokenRows, k: int) -> tuple[list[Tensor], list[TopTokens]]:
         """Read the prompts; return the last logits [1, V] of each and the best tokens along it.
 
         The best tokens are, for each row, the k best after each of the prompt's last T' tokens.
@@ -151,9 +149,7 @@ class TreeSession(TargetSession):
             return self._forward([range(count) for count in counts], ends=True), []
         most = MOST_LOGITS // (len(counts) * self.target.vocab_size)
         logits = self._forward([range(max(0, count - max(most, 1)), count) for count in counts])
-        best = [
-            TopTokens.of(best_tokens(each[max(0, len(each) - most) :], k)[1]) for each in logits
-        ]
+        best = [TopTokens.of(best_tokens(row[max(0, len(row) - most) :], k)[1]) for row in logits]
         return [each[-1:] for each in logits], best
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -229,9 +225,8 @@ class TreeSession(TargetSession):
             if tap != LAST or not self.target.keeps_logits:
                 states[tap] = each[:, index]
         parts = [_split(each, list(map(len, queries)), 1) for each in states.values()]
-        self.hidden += [
-            HiddenStates(dict(zip(states, row, strict=True))) for row in zip(*parts, strict=True)
-        ]
+        by_row = zip(*parts, strict=True)
+        self.hidden += [HiddenStates(dict(zip(states, row, strict=True))) for row in by_row]
         returned = last if narrows and LAST in states else computed
         rows = _split(logits[0], list(map(len, returned)))
         return [each[-1:] if ends else each for each in rows]

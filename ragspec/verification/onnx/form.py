@@ -14,9 +14,7 @@ from ragspec.verification.reading import asks_for_length
 
 TABLES = "cosines", "sines"
 FOLDED = "folded"  # what the names of attention operators for few positions begin with
-FAMILIES = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "granite", "phi3", "gemma2", "gemma3_text"}
-)
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "granite", "phi3", "gemma2", "gemma3_text"}
 LEAST_WEIGHTS = 1 << 20  # of a smaller model a session costs more than it saves
 WINDOWED = frozenset({"mistral", "phi3"})  # all of whose layers have the window, if one has
 

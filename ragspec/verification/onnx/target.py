@@ -174,8 +174,7 @@ class GraphRunner:
 
     def _biases(self, view: TreeView, slots: int) -> dict[str, Array]:
         """Return what is added to the scores of n queries and all slots, [1, 1, n, slots]."""
-        n = view.positions.shape[1]
-        bias = np.zeros((1, 1, n, slots), np.float32)
+        bias = np.zeros((1, 1, view.positions.shape[1], slots), np.float32)
         if view.related is not None:
             hidden = ~view.related[:, None].numpy()
             bias[..., slots - hidden.shape[3] :][hidden] = HIDDEN

@@ -74,11 +74,9 @@ class Counters:
     @classmethod
     def of(cls, n: int, slots: int, dtype: torch.dtype, device: torch.device) -> Self:
         """Return the constants of a step, with masks of this dtype."""
-        steps = torch.arange(n, device=device)
+        steps, places = (torch.arange(count, device=device) for count in (n, slots))
         zero = torch.zeros((), dtype=dtype, device=device)
-        return cls(
-            1 << steps, steps + 1, torch.arange(slots, device=device), zero, zero - torch.inf
-        )
+        return cls(1 << steps, steps + 1, places, zero, zero - torch.inf)
 
 
 @dataclass(frozen=True, slots=True)

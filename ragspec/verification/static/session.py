@@ -17,7 +17,7 @@ from ragspec.models.device import Stopwatch
 from ragspec.needs import HiddenStates
 from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.base import Followed, TargetModel
+from ragspec.verification.base import Followed, TargetModel, TokenRows
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import SequenceCache
@@ -82,16 +82,13 @@ class StaticSession(TreeSession):
         """Select the rows of the next forwards; see `TargetSession.select_rows`."""
         return super().select_rows(sorted(rows, key=self._place))
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
+    def verify(self, pending: TokenRows, trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward, of fixed shape if all prompts are read; see `TargetSession`."""
         self.launch(pending, trees)
         return self.settle()
 
     def launch(
-        self,
-        pending: Sequence[Sequence[int]],
-        trees: Sequence[DraftTree],
-        followed: Followed | None = None,
+        self, pending: TokenRows, trees: Sequence[DraftTree], followed: Followed | None = None
     ) -> None:
         """Start a forward; see `TargetSession`."""
         if not all(BatchDistribution.takes(distribution) for distribution, _ in followed or ()):
@@ -187,13 +184,11 @@ class StaticSession(TreeSession):
         if message is not None and shape.reads_texts:
             inputs[:, 3 * n + 2 :] = message.fresh
         taps = None if self._taps is None else Taps(self._taps.modules)
-        make = partial(
-            StaticStep, self.target.model, self._arena, shape, self._runner.masks, message, taps
-        )
+        model, runner, arena = self.target.model, self._runner, self._arena
+        make = partial(StaticStep, model, arena, shape, runner.masks, message, taps)
+        key = shape, taps and (*taps.modules,)
         try:
-            step, outputs = self._runner.take(
-                self._arena, (shape, taps and (*taps.modules,)), make, inputs, self._configs
-            )
+            step, outputs = runner.take(arena, key, make, inputs, self._configs)
         except BaseException:
             if message is not None:
                 message.forget()
