@@ -26,7 +26,6 @@ KIND_RATE, TEXT_RATE = 0.3, 0.4  # learning rates of the shifts
 Kind = tuple[str, int, int]
 """Source, class of rank, and bin of a claim."""
 
-
 Claims = list[tuple[Kind, float]]
 """For each node of a tree the kind of its claim, and the corrected claim."""
 

@@ -225,10 +225,8 @@ class Stream:
             handle.close()
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
         self._handle = handle
-        self._scored = request.logprobs is not None and not request.resume_from
-        self._text = TextOutput(
-            tokenizer, request.prompt, request.stop.strings, placed=self._scored
-        )
+        self._scored = scored = request.logprobs is not None and not request.resume_from
+        self._text = TextOutput(tokenizer, request.prompt, request.stop.strings, placed=scored)
         self._placed = 0  # tokens
         self._text.push(request.resume_from)
         self._written = self._text.piece()  # by an earlier call

@@ -277,10 +277,8 @@ class Loop:
         drafts = {row: attempt(row, propose, row, len(live)) for row in live}
         valid = {row: tree for row, tree in drafts.items() if tree is not None}
         ordered = select(self.session, valid)
-        trimmed = [
-            self.session.trim_draft(tree, place, row.context.tokens)
-            for place, (row, tree) in enumerate(ordered)
-        ]
+        trim = self.session.trim_draft
+        trimmed = [trim(tree, at, row.context.tokens) for at, (row, tree) in enumerate(ordered)]
         rows = [row for row, _ in ordered]
         return rows, fit_together([row.budget for row in rows], trimmed)
 

@@ -282,8 +282,7 @@ def _parsed_call(call: Message) -> Message:
     """Return a tool call with its arguments as a mapping, if a model wrote them in JSON."""
     function: Any = call.get("function")
     with suppress(KeyError, TypeError, ValueError):  # another form, or no JSON
-        arguments = json.loads(function["arguments"])
-        return {**call, "function": {**function, "arguments": arguments}}
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
     return call
 
 

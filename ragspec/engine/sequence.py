@@ -220,12 +220,10 @@ def is_interrupt(error: BaseException) -> bool:
     return main and isinstance(error, KeyboardInterrupt)
 
 
-def attempt(
-    row: Sequence, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-) -> T | None:
+def attempt(row: Sequence, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
     """Call a function for a sequence; an error ends it, an interrupt (Ctrl-C) is raised."""
     try:
-        return function(*args, **kwargs)
+        return call(*args, **kwargs)
     except BaseException as error:
         if is_interrupt(error):
             raise

@@ -115,9 +115,8 @@ def report_of(
     measured = bool(excess) or label.startswith("exact")
     vain = f"no drafted token of {sum(drafted)} was accepted"
     reason = reason or (vain if any(drafted) else "nothing was drafted, so this was plain decoding")
-    defaults: dict[str, Any] = {"prompt_tokens": 0, "seed": None}
     return Report(
-        **(defaults | facts),
+        **dict[str, Any](prompt_tokens=0, seed=None) | facts,
         tokens=len(tokens),
         forwards=len(steps),
         prefill_forwards=prefill_forwards,

@@ -56,9 +56,8 @@ class Block(Rule):
             if ended is not None:
                 return Verdict(tuple(range(nodes)), None)
             accepted, distribution = nodes, target.probabilities(nodes - 1)
-        return Verdict(
-            tuple(range(accepted)), draw(distribution, target.noise, target.index(accepted - 1))
-        )
+        token = draw(distribution, target.noise, target.index(accepted - 1))
+        return Verdict(tuple(range(accepted)), token)
 
 
 def _chance(left: Tensor, weight: float) -> float:

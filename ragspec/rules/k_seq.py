@@ -10,12 +10,12 @@ Deviation: k is the number of candidates that are left at the node, as in the pa
 also be the children of one node, not only separate chains.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ragspec.rules.rejection import Choice, Descent, normalised, ratio
+from ragspec.rules.rejection import Choice, Descent, Uniform, normalised, ratio
 
 _HALVINGS = 32
 
@@ -26,9 +26,7 @@ class KSeq(Descent):
     name = "k-seq"
 
     @staticmethod
-    def choose(
-        tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Callable[[int], float]
-    ) -> Choice:
+    def choose(tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Uniform) -> Choice:
         """Accept each token with probability min(1, p / (rho q)), else leave the rest of p."""
         k = len(tokens)
         rho = division_factor(p, q, k)

@@ -35,7 +35,8 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 Choice = tuple[int | None, Tensor]
 """The rank of the accepted child, or None and the distribution f64 [V] to draw from instead."""
 
-Choose = Callable[[Sequence[int], Tensor, Tensor, Callable[[int], float]], Choice]
+Uniform = Callable[[int], float]
+Choose = Callable[[Sequence[int], Tensor, Tensor, Uniform], Choice]
 """Children's tokens, the target's p, the draft's q, and the uniform of each rank -> Choice."""
 
 
@@ -67,11 +68,10 @@ class Descent(Rule):
             distribution, index = target.probabilities(node), target.index(node)
             if siblings:
                 # Of twins one alone may have been read; the siblings are its children.
-                parent = int(tree.parents[siblings[0]])
                 rank, distribution = self.choose(
                     [tokens[sibling] for sibling in siblings],
                     distribution,
-                    draft_distribution(tree, parent, distribution),
+                    draft_distribution(tree, int(tree.parents[siblings[0]]), distribution),
                     partial(target.noise.uniform, index, NoiseUse.ACCEPT),
                 )
                 if rank is not None:
@@ -88,9 +88,7 @@ class MultiStep(Descent):
     distinct = False  # whether a rejected child is removed from q
 
     @classmethod
-    def choose(
-        cls, tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Callable[[int], float]
-    ) -> Choice:
+    def choose(cls, tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Uniform) -> Choice:
         """Accept each token with probability min(1, p / q); subtract q from p on a rejection."""
         for rank, token in enumerate(tokens):
             if uniform(rank) < ratio(p, q, token):

@@ -99,8 +99,7 @@ class RowView:
         """Return the first k tokens by log p + g after each of the nodes, `token(node)` first."""
         scores = torch.cat([self.scores(node) for node in nodes])
         indices = list(map(self.index, nodes))
-        tokens: list[list[int]] = self.distribution.best(scores, indices, k)[0].tolist()
-        return tokens
+        return self.distribution.best(scores, indices, k)[0].tolist()
 
     def probabilities(self, node: int) -> Tensor:
         """Return the distribution f64 [V] after the node, on the CPU; see `token` for errors."""

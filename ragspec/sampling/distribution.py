@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.penalties import over
+from ragspec.sampling.penalties import NodePaths, over
 from ragspec.sampling.processors import Processor, build_processors
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.top_tokens import best_token, best_tokens
@@ -145,9 +145,7 @@ class TokenDistribution:
         processors = [processor for processor in self.processors if not processor.lazy]
         return TokenDistribution(self.sampling, self.noise, self.prompt_length, processors)
 
-    def process(
-        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def process(self, logits: Tensor, context: Sequence[int], paths: NodePaths) -> Tensor:
         """Return logits [R, V] after the processors, before temperature and filters.
 
         Args:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 _NEVER = float("-inf")
+NodePaths = Sequence[Sequence[int]]  # draft tokens between the last committed token and each node
 
 
 class PenaltyShape(NamedTuple):
@@ -73,9 +74,7 @@ class Penalties:
         """Whether these changes only forbid tokens, so that their place in a sequence is free."""
         return not self.shape.reads_texts and set(self.bias.values()) <= {_NEVER}
 
-    def apply(
-        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def apply(self, logits: Tensor, context: Sequence[int], paths: NodePaths) -> Tensor:
         """Return the changed logits [R, V]; see `Processor`."""
         scores, shape = logits, self.shape
         if shape.bias:
@@ -106,9 +105,7 @@ class Penalties:
             np.add.at(self.counts[0], new, 1)
             np.add.at(self.counts[1], new[max(0, self.prompt_length - known) :], 1)
 
-    def _after_text(
-        self, scores: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def _after_text(self, scores: Tensor, context: Sequence[int], paths: NodePaths) -> Tensor:
         """Return scores [R, V] less the penalties of context and paths."""
         self.count(context, scores.shape[1])
         drafted = list(dict.fromkeys(token for path in paths for token in path))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError, SamplingError
-from ragspec.sampling.penalties import Penalties
+from ragspec.sampling.penalties import NodePaths, Penalties
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import Criterion
 
@@ -40,9 +40,7 @@ class Processor(Protocol):
 
     lazy: bool
 
-    def apply(
-        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def apply(self, logits: Tensor, context: Sequence[int], paths: NodePaths) -> Tensor:
         """Return logits f32 [R, V]; row r follows `context` and then `paths[r]`."""
 
 
@@ -64,9 +62,7 @@ class HFProcessor:
     def __init__(self, processor: HFCallable, checked: bool = False) -> None:
         self.processor, self._checked = processor, checked
 
-    def apply(
-        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def apply(self, logits: Tensor, context: Sequence[int], paths: NodePaths) -> Tensor:
         """Return the scores [R, V] after the processor, which gets ids [1, T] and scores [1, V]."""
         rows = []
         for row, path in enumerate(paths):
@@ -101,9 +97,7 @@ class SequenceBias:
     def __init__(self, biases: Iterable[tuple[Sequence[int], float]]) -> None:
         self._biases = [([*map(int, ids)], float(bias)) for ids, bias in biases]
 
-    def apply(
-        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def apply(self, logits: Tensor, context: Sequence[int], paths: NodePaths) -> Tensor:
         """Return the logits [R, V] with the biases of each row; see `Processor`."""
         sums: dict[tuple[int, int], float] = {}
         longest = max(len(ids) for ids, _ in self._biases)

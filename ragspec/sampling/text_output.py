@@ -116,11 +116,7 @@ class TextOutput:
         return any([_push(text.fork(), s, tokens) for text, s in self._searches if s])
 
     def place(
-        self,
-        scored: Sequence[TokenLogprob],
-        text: str,
-        finish_reason: str | None = None,
-        first: int = 0,
+        self, scored: Sequence[TokenLogprob], text: str, reason: str | None = None, first: int = 0
     ) -> list[PlacedToken]:
         """Return the recorded tokens from number `first` on that end in the first part of the text.
 
@@ -129,13 +125,13 @@ class TextOutput:
         Args:
             scored: The log-probabilities of all tokens so far.
             text: The first part: all pieces so far.
-            finish_reason: That of the text if it is whole.
+            reason: The finish reason of the text if it is whole.
         """
         starts, end = self.starts, len(text)
-        if finish_reason is None:
+        if reason is None:
             count = bisect_right(starts, end, 1) - 1
             end = starts[count]
-        elif finish_reason == "stop" and starts[-1] > end:  # a stop string cut the text
+        elif reason == "stop" and starts[-1] > end:  # a stop string cut the text
             count = bisect_left(starts, end)
         else:
             count = len(scored)

@@ -234,7 +234,7 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
     for (parent, _), chance in zip(at, chances, strict=True):
         accept_prob.append(chance if parent == ROOT else chance * accept_prob[parent])
     plain = all(tree.kind is DraftKind.DETERMINISTIC for tree, _ in trees)
-    merged = DraftTree(
+    return DraftTree(
         tokens=np.asarray([token for _, token in at], dtype=np.int64),
         parents=np.asarray([parent for parent, _ in at], dtype=np.int64),
         accept_prob=np.asarray(accept_prob, dtype=np.float32),
@@ -242,8 +242,7 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
         origin=np.asarray(origin, dtype=np.int64).reshape(len(at), 2),
         sources=tuple(sources) or ("none",),
         kind=DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED,
-    )
-    return merged, offers
+    ), offers
 
 
 def check(tree: DraftTree, vocab_size: int | None = None) -> None:

@@ -22,7 +22,7 @@ from ragspec.verification.reading import READ_AGAIN, piece_of, table_border
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import model_configs, tree_view
 
-TokenRows = Sequence[Sequence[int]]
+Pending = Sequence[Sequence[int]]
 # The distribution of each row, and all its committed tokens, the root last. Not modified.
 Followed = Sequence[tuple[TokenDistribution, Sequence[int]]]
 
@@ -223,7 +223,7 @@ class TargetSession:
         self.target = target
         self._rows: dict[int, Any] = {row: self.new_row() for row in range(rows)}
         self._line = list(self._rows)
-        self._waiting: tuple[TokenRows, Sequence[DraftTree]] = (), ()
+        self._waiting: tuple[Pending, Sequence[DraftTree]] = (), ()
 
     def __enter__(self) -> Self:
         return self
@@ -313,7 +313,7 @@ class TargetSession:
             tree = keep_best(tree, max(self.target.max_slots - selected.length - 1, 0))
         return keep_path(tree) if self.target.chains else tree
 
-    def verify(self, pending: TokenRows, trees: Sequence[DraftTree]) -> list[Tensor]:
+    def verify(self, pending: Pending, trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward over the pending tokens and the draft trees below them.
 
         Args:
@@ -332,7 +332,7 @@ class TargetSession:
         raise NotImplementedError
 
     def launch(
-        self, pending: TokenRows, trees: Sequence[DraftTree], followed: Followed | None = None
+        self, pending: Pending, trees: Sequence[DraftTree], followed: Followed | None = None
     ) -> None:
         """Start a forward, which may be abandoned; `verify` equals this and then `settle`.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ragspec.needs import Capabilities
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.types import Cache, PreTrainedModel
-from ragspec.verification.base import TargetSession, TokenRows
+from ragspec.verification.base import Pending, TargetSession
 from ragspec.verification.causal import CausalTarget
 
 LAG = 16  # more replayed tokens than this take a forward of their own
@@ -94,7 +94,7 @@ class PathSession(TargetSession):
         for row in self.active_rows:
             row.clear()
 
-    def verify(self, pending: TokenRows, trees: Sequence[DraftTree]) -> list[Tensor]:
+    def verify(self, pending: Pending, trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward per row; see `TargetSession.verify`."""
         return [
             self._verify(row, list(tokens), tree)

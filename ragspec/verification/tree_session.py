@@ -15,7 +15,7 @@ from ragspec.needs import LAST, HiddenStates
 from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import Bools, ancestors, depths
-from ragspec.verification.base import TargetModel, TargetSession, TokenRows
+from ragspec.verification.base import Pending, TargetModel, TargetSession
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.cpu_weights import Packed, pack
 from ragspec.verification.prefix_cache import PrefixCache, Row
@@ -130,14 +130,14 @@ class TreeSession(TargetSession):
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
 
-    def verify(self, pending: TokenRows, trees: Sequence[DraftTree]) -> list[Tensor]:
+    def verify(self, pending: Pending, trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward; see `TargetSession.verify`."""
         rows = zip(self.active_rows, pending, trees, strict=True)
         self._inputs = [([*row.tokens[row.length :], *head], tree) for row, head, tree in rows]
         queries = [range(len(head) - 1, len(head) + len(tree)) for head, tree in self._inputs]
         return self._forward(queries)
 
-    def read_prompts(self, pending: TokenRows, k: int) -> tuple[list[Tensor], list[TopTokens]]:
+    def read_prompts(self, pending: Pending, k: int) -> tuple[list[Tensor], list[TopTokens]]:
         """Read the prompts; return the last logits [1, V] of each and the best tokens along it.
 
         The best tokens are, for each row, the k best after each of the prompt's last T' tokens.

@@ -88,8 +88,7 @@ class HeadModel(CausalTarget):
 def _logits(target: CausalTarget, rows: nn.Module | None, read: Tensor, places: Tensor) -> Tensor:
     """Return the logits [R, n, v] of states at some positions, see `DraftHead.rows`."""
     read = read.to(target.dtype)
-    logits: Tensor = target.head_logits(read, places) if rows is None else rows(read)
-    return logits
+    return target.head_logits(read, places) if rows is None else rows(read)
 
 
 class HeadStep(ForwardStep):
@@ -140,8 +139,7 @@ class HeadCache(DraftCache):
     def readable(self, tokens: Sequence[int]) -> bool:
         """Return whether the state before the root is there and the text fits the model."""
         pairs = self._pairs(len(tokens))
-        complete = pairs > 0 and self._first + pairs == len(tokens) - 1
-        return complete and super().readable(tokens)
+        return pairs > 0 and self._first + pairs == len(tokens) - 1 and super().readable(tokens)
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Read the missing part of the text; return the root's logits [1, v]."""

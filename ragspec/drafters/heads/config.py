@@ -179,8 +179,7 @@ def part_of(settings: Mapping[str, object], name: str, kind: type[T]) -> T:
     """Return a part of a configuration, an empty one for none; refuse one of another type."""
     part = settings.get(name) or kind()
     if not isinstance(part, kind):
-        what = "list" if kind is list else "object"
-        raise ValueError(f"its {name} is {part}, no {what}")
+        raise ValueError(f"its {name} is {part}, no {'list' if kind is list else 'object'}")
     return part
 
 

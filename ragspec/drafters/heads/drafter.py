@@ -120,8 +120,7 @@ class HeadSession(ModelSession):
         super().observe(step)
         if step.hidden is not None:
             verified = [0, *(node + 1 for node in step.path)]
-            states = step.hidden.at(verified[: len(step.tokens)])
-            self.cache.notify(states.of(self._taps))
+            self.cache.notify(step.hidden.at(verified[: len(step.tokens)]).of(self._taps))
 
     def observe_prefill(self, prefill: Prefill) -> None:
         """Learn the target's states at the prompt's last tokens, of which it reads `LONGEST`.

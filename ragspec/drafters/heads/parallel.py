@@ -163,8 +163,7 @@ class BlockHead(DraftHead):
         out = self._run(x, states.to(self.dtype), positions, visible=visible)
         out = out.view(rows, n, size, -1)
         for slot in range(min(self.config.slots, n)):
-            read = out[:, : n - slot, slot - self.config.slots]
-            yield functional.pad(read, (0, 0, slot, 0))
+            yield functional.pad(out[:, : n - slot, slot - self.config.slots], (0, 0, slot, 0))
 
     def logits_after(
         self, target: CausalTarget, paths: Sequence[Sequence[int]], logits: Tensor, fed: Tensor
@@ -199,9 +198,8 @@ class BlockHead(DraftHead):
             if batch is not None:
                 keys, values = batch.update(keys, values, number)
                 visible = self._visible(number, x.shape[1], keys.shape[2], x.device)
-            scale = layer.self_attn.scaling
             out = functional.scaled_dot_product_attention(
-                queries, keys, values, visible, scale=scale, enable_gqa=True
+                queries, keys, values, visible, scale=layer.self_attn.scaling, enable_gqa=True
             )
             x = x + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
             x = x + layer.mlp(layer.post_attention_layernorm(x))

@@ -77,13 +77,12 @@ def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
         name = "mtp_layers.0.input_proj.weight"
         tensors[name] = tensors[name].roll(-config.hidden_size, 1)
     count = 5 if config.recurrent else config.slots
-    proposal = {"proposal_type": "greedy", "speculative_tokens": count}
     record: dict[str, object] = {
         "architectures": [model],
         "speculators_model_type": kind,
         "speculators_config": {
             "algorithm": kind,
-            "proposal_methods": [proposal],
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": count}],
             "default_proposal_method": "greedy",
             "verifier": {"name_or_path": None, "architectures": []},
         },

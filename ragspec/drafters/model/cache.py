@@ -180,8 +180,7 @@ class DraftCache:
             return None
         needed = start + pending + len(places.places)
         arena.reserve(needed)
-        slots = slots_of(needed, arena.slots)
-        shape = LevelShape(tree, levels, pending, slots, self.vocab_size, k)
+        shape = LevelShape(tree, levels, pending, slots_of(needed, arena.slots), self.vocab_size, k)
         inputs = np.zeros((1, pending + 2), dtype=np.int64)
         inputs[0, : len(fresh)] = fresh
         inputs[0, pending:] = start, len(fresh)

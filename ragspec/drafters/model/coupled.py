@@ -58,8 +58,7 @@ class CoupledGrowth(Growth):
         self._noise = {index: row for index, row in self._noise.items() if index >= begin}
 
     def _expand(self, parents: Sequence[int], logits: Tensor) -> None:
-        begin = self._draft.context.generated
-        indices = [begin + self._nodes.depth(node) for node in parents]
+        indices = [self._draft.context.generated + self._nodes.depth(node) for node in parents]
         ids = None if self.whole else self._draft.cache.tokens
         tokens, perturbed = self._contenders(logits, indices, ids)
         chances = agreement(perturbed, self.distribution.sampling.temperature, self.error)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.models.supported import AttentionWindow
+from ragspec.trees.draft_tree import Ints
+from ragspec.trees.operations import Bools
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import Counters
@@ -37,12 +38,8 @@ class ForwardShape:
         return 2 * self.tokens + MOST_DRAFTED + 2
 
     def packet(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        visible: NDArray[np.bool_],
-        committed: int,
-    ) -> NDArray[np.int64]:
+        self, tokens: Sequence[int], positions: Sequence[int], visible: Bools, committed: int
+    ) -> Ints:
         """Return the inputs for at most the tokens of the shape.
 
         Args:

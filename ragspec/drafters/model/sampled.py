@@ -100,8 +100,7 @@ def draw_independent(noise: NoiseStream, root: int, q: Tensor, nodes: Sequence[i
     at = torch.tensor(numbers, dtype=torch.float64) * total
     # Rounding may lift a number to the total, which belongs to no token.
     at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))
-    tokens: list[int] = torch.searchsorted(bounds, at, right=True).tolist()
-    return tokens
+    return torch.searchsorted(bounds, at, right=True).tolist()
 
 
 def draw_distinct(noise: NoiseStream, root: int, q: Tensor, parent: int, k: int) -> list[int]:
@@ -116,5 +115,4 @@ def draw_distinct(noise: NoiseStream, root: int, q: Tensor, parent: int, k: int)
     lanes = torch.arange(size) + (parent + 1) * size
     scores = q.log() + noise.gumbel([root], lanes, NoiseUse.DRAFT)
     best, tokens = torch.topk(scores, min(k, size))
-    drafted: list[int] = tokens[best > float("-inf")].tolist()
-    return drafted
+    return tokens[best > float("-inf")].tolist()

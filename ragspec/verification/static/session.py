@@ -17,7 +17,7 @@ from ragspec.models.device import Stopwatch
 from ragspec.needs import HiddenStates
 from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.base import Followed, TargetModel, TokenRows
+from ragspec.verification.base import Followed, Pending, TargetModel
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import SequenceCache
@@ -82,13 +82,13 @@ class StaticSession(TreeSession):
         """Select the rows of the next forwards; see `TargetSession.select_rows`."""
         return super().select_rows(sorted(rows, key=self._place))
 
-    def verify(self, pending: TokenRows, trees: Sequence[DraftTree]) -> list[Tensor]:
+    def verify(self, pending: Pending, trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward, of fixed shape if all prompts are read; see `TargetSession`."""
         self.launch(pending, trees)
         return self.settle()
 
     def launch(
-        self, pending: TokenRows, trees: Sequence[DraftTree], followed: Followed | None = None
+        self, pending: Pending, trees: Sequence[DraftTree], followed: Followed | None = None
     ) -> None:
         """Start a forward; see `TargetSession`."""
         if not all(BatchDistribution.takes(distribution) for distribution, _ in followed or ()):
