@@ -167,8 +167,7 @@ def check_head_vocabulary(size: int, most: int) -> None:
 def read_vocab_size(source: ResolvedModel) -> int | None:
     """Return the size of a model's vocabulary by its configuration; None if it has none."""
     config = read_config(source.folder / CONFIG, "model_type") if source.file is None else {}
-    size: int | None = (config | (config.get("text_config") or {})).get("vocab_size")
-    return size
+    return (config | (config.get("text_config") or {})).get("vocab_size")
 
 
 def check_tokenizer(source: ResolvedModel) -> None:

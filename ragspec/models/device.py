@@ -14,8 +14,11 @@ from torch import nn
 from ragspec.errors import InputError
 from ragspec.models.checks import DTYPES, check_device, check_dtype
 
+AnyDevice = str | torch.device
+AnyDtype = str | torch.dtype
 
-def pick_device(device: str | torch.device) -> torch.device:
+
+def pick_device(device: AnyDevice) -> torch.device:
     """Return a usable device. "auto" is the accelerator if there is one, else the CPU.
 
     Raises:
@@ -144,9 +147,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
 
 
-def pick_dtype(
-    dtype: str | torch.dtype, device: torch.device, others: Iterable[str] = ()
-) -> torch.dtype | str:
+def pick_dtype(dtype: AnyDtype, device: torch.device, others: Iterable[str] = ()) -> AnyDtype:
     """Return the `dtype` argument for transformers.
 
     "auto" keeps the checkpoint's dtype on an accelerator and selects float32 on a CPU. There

@@ -29,8 +29,7 @@ def file_state(path: Path) -> tuple[str, int, int, int]:
 
 def converted_folder(file: Path, dtype: object) -> Path:
     """Return the folder of a GGUF file in a dtype of torch; a changed file has another one."""
-    identity = repr((file_state(file), str(dtype), VERSION))
-    key = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    key = hashlib.sha256(repr((file_state(file), str(dtype), VERSION)).encode()).hexdigest()[:12]
     return cache_directory() / "models" / f"{shortened(file.resolve().stem, 100)}-{key}"
 
 

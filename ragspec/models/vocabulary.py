@@ -55,12 +55,10 @@ def check_vocabulary(
     shared = target.keys() & draft.keys()
     wrong = sorted(i for i in shared if target[i] != draft[i] and i not in special)
     if wrong or not shared:
-        example = (
-            f"id {wrong[0]} is {draft[wrong[0]]!r} in the draft model's tokenizer and "
-            f"{target[wrong[0]]!r} in the target's"
-            if wrong
-            else "no id in common"
-        )
+        example = "no id in common"
+        if wrong:
+            theirs = f"{draft[wrong[0]]!r} in the draft model's tokenizer"
+            example = f"id {wrong[0]} is {theirs} and {target[wrong[0]]!r} in the target's"
         raise TokenizerMismatchError(
             f"the draft model's tokenizer differs from the target's in {len(wrong)} of "
             f"{len(shared)} token ids ({example}); expected one vocabulary. Use a draft model of "

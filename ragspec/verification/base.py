@@ -22,7 +22,7 @@ from ragspec.verification.reading import READ_AGAIN, piece_of, table_border
 from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import model_configs, tree_view
 
-Pending = Sequence[Sequence[int]]
+Pending = Sequence[Sequence[int]]  # tokens of each row, the root last
 # The distribution of each row, and all its committed tokens, the root last. Not modified.
 Followed = Sequence[tuple[TokenDistribution, Sequence[int]]]
 

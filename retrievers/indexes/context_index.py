@@ -156,6 +156,5 @@ def _overlap(
     stride = int(ids.max()) + 1
     pairs = np.unique(sentence[shared] * stride + ids[shared])
     which, token = pairs // stride, pairs % stride
-    spread = np.bincount(token, minlength=stride)
-    rarity = np.log(1.0 + n / (spread[token] + 0.5))
+    rarity = np.log(1.0 + n / (np.bincount(token, minlength=stride)[token] + 0.5))
     return np.bincount(which, weights=rarity, minlength=n).astype(np.float64)

@@ -213,8 +213,7 @@ class Segment:
     @classmethod
     def open(cls, folder: Path, vocab_size: int, depth: int = DEPTH) -> "Segment":
         """Map the files of a segment of this size and depth; raise StoreError if sizes disagree."""
-        paths = (folder / name for name in FILES)
-        arrays = Arrays(*map(mapped, paths, _types(vocab_size)))
+        arrays = Arrays(*map(mapped, (folder / name for name in FILES), _types(vocab_size)))
         sizes = tuple(map(len, arrays))
         starts, buckets = (each if len(each) else [0] for each in (arrays.starts, arrays.buckets))
         # One separator comes first and one behind every document.

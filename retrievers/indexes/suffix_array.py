@@ -95,8 +95,7 @@ def _stable_order(values: Tokens) -> Ints:
     if values.dtype == np.uint16:
         return np.argsort(values, kind="stable")
     low = np.argsort(values.astype(np.uint16), kind="stable")  # the cast keeps the low half
-    high = (values >> 16).astype(np.uint16)[low]
-    return low[np.argsort(high, kind="stable")]
+    return low[np.argsort((values >> 16).astype(np.uint16)[low], kind="stable")]
 
 
 def _runs(buckets: Ints) -> Iterator[tuple[int, int]]:
@@ -114,10 +113,8 @@ def _sort_run(tokens: Tokens, run: Positions, separator: int, depth: int) -> Int
     bits = max(1, separator.bit_length())
     at = run.astype(np.int64)
     places = np.arange(len(at))
-    first = np.take(tokens, at)
-    starts = _changes(first)
     compared = 1  # tokens
-    places, starts = _ties(places, starts)
+    places, starts = _ties(places, _changes(np.take(tokens, at)))
     while len(places) and compared < depth:
         group = np.cumsum(starts)
         width = min((_WORD_BITS - int(group[-1]).bit_length()) // bits, depth - compared)

@@ -17,6 +17,7 @@ from ragspec.verification.tree_session import MOST_LOGITS
 SHORTEST = 4  # minimum tokens of a text to learn from
 NEAR = 16  # batches whose texts are sorted by length together
 CACHE_BYTES = 4 << 30  # of states, for later epochs
+TokenTexts = Sequence[Sequence[int]]
 _MIX = 0x9E3779B97F4A7C15  # odd, so that adjacent seeds give distant streams
 
 
@@ -37,13 +38,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        target: CausalTarget,
-        texts: Sequence[Sequence[int]],
-        *,
-        size: int,
-        length: int,
-        seed: int,
+        self, target: CausalTarget, texts: TokenTexts, *, size: int, length: int, seed: int
     ) -> None:
         self.chunks: list[list[int]] = []  # by the numbers that `of` returns
         for text in texts:
@@ -137,7 +132,7 @@ class StateReader:
     def __init__(
         self,
         target: CausalTarget,
-        chunks: Sequence[Sequence[int]],
+        chunks: TokenTexts,
         taps: Sequence[int] = (LAST,),
         cache_bytes: int = CACHE_BYTES,
         *,
@@ -160,8 +155,7 @@ class StateReader:
         missing = sorted((n for n in numbers if n not in states), key=lambda n: len(self.chunks[n]))
         while missing:
             # The forward also computes the logits of all positions, which limits a batch.
-            longest = len(self.chunks[missing[-1]])
-            most = max(1, MOST_LOGITS // (longest * self.target.vocab_size))
+            most = max(1, MOST_LOGITS // (len(self.chunks[missing[-1]]) * self.target.vocab_size))
             missing, part = missing[:-most], missing[-most:]
             texts, taps = [self.chunks[number] for number in part], self._taps
             read = read_states(self.target, texts, sorted(set(taps)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, ModelError, TokenizerMismatchError, UnsupportedModelError
-from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.device import AnyDevice, AnyDtype, pick_device, pick_dtype
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule
 from ragspec.sampling.settings import whole
@@ -80,7 +80,7 @@ class Family:
         cls,
         folder: loading.ImageFolder,
         device: torch.device,
-        dtype: str | torch.dtype,
+        dtype: AnyDtype,
         options: dict[str, object],
     ) -> tuple[PreTrainedModel, object]:
         """Return the model and the tokenizer of a folder or a published file.
@@ -103,7 +103,7 @@ class Family:
 
     @classmethod
     def load_model(
-        cls, folder: Path, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+        cls, folder: Path, device: AnyDevice = "auto", dtype: AnyDtype = "auto"
     ) -> PreTrainedModel:
         """Return the model of a folder, in eval mode on the device.
 
@@ -131,8 +131,7 @@ class Family:
             missing = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
             missing = cls.complete(model, folder, missing)
         if missing:  # transformers would use random ones
-            lacking = ", ".join(sorted(missing)[:3])
-            why = f"lacks the weights {lacking}, or has them in other sizes"
+            why = f"lacks the weights {', '.join(sorted(missing)[:3])}, or has them in other sizes"
             raise ModelError(f"{folder} {why}; expected all. Copy it again.")
         model = model.to(place).eval()
         for each in model.parameters():  # mapped files lack alignment, which affects rounding

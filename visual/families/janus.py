@@ -27,8 +27,7 @@ class JanusTarget(MultimodalTarget):
     @staticmethod
     def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
         """Return the language model, and the codes."""
-        codes = range(model.model.generation_embeddings.num_embeddings)
-        return model.model.language_model, codes
+        return model.model.language_model, range(model.model.generation_embeddings.num_embeddings)
 
     @property
     def output_head(self) -> torch.nn.Module:

@@ -17,7 +17,7 @@ from ragspec.errors import (
     UnsupportedModelError,
     pluralize,
 )
-from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.device import AnyDevice, AnyDtype, pick_device, pick_dtype
 from ragspec.models.resolve import resolve_model
 from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall, ImageConfig, checked_texts, negatives_of, some
@@ -105,17 +105,12 @@ class CodecFamily(Family):
             )
         side = int(self.trunk.config.grid_size)
         self.raster = Raster(side, side)
-        by_class = self.trunk.config.condition == "class"
-        self.condition = "class_labels" if by_class else "prompt"
+        self.condition = "class_labels" if self.trunk.config.condition == "class" else "prompt"
         self.class_names = class_labels(self.trunk.config.to_dict()) or ()
 
     @classmethod
     def load(
-        cls,
-        folder: ImageFolder,
-        device: torch.device,
-        dtype: str | torch.dtype,
-        options: dict[str, object],
+        cls, folder: ImageFolder, device: torch.device, dtype: AnyDtype, options: dict[str, object]
     ) -> tuple[PreTrainedModel, object]:
         """Return the model and the tokenizer of a folder or a published file.
 
@@ -155,11 +150,7 @@ class CodecFamily(Family):
 
     @classmethod
     def load_model(
-        cls,
-        folder: Path,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        **sizes: object,
+        cls, folder: Path, device: AnyDevice = "auto", dtype: AnyDtype = "auto", **sizes: object
     ) -> PreTrainedModel:
         """Return the model of a folder or of a published file, on the device; see `Family`.
 

@@ -82,8 +82,7 @@ class MultimodalTarget(ImageTarget):
         """Return positions i64 [R, n] counted from the first token that is no padding."""
         if not any(hidden):
             return positions
-        padding = torch.tensor(hidden, device=positions.device)[:, None]
-        return (positions - padding).clamp(min=0)
+        return (positions - torch.tensor(hidden, device=positions.device)[:, None]).clamp(min=0)
 
     def run(self, embedded: Tensor, positions: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the kept queries' logits over the codes; see `ImageTarget.run`."""

@@ -173,8 +173,7 @@ class LatentDraws:
             numbers: Of the latents of images from `first` on, in order; i64 [B, N], -1 if missing.
         """
         if self.orders is not None:
-            places = self.orders[first : first + len(numbers)].argsort(1)
-            numbers = numbers.gather(1, places)
+            numbers = numbers.gather(1, self.orders[first : first + len(numbers)].argsort(1))
         return self.table.latents[numbers.clamp(min=0)]  # 0 is the zero latent
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:

@@ -190,10 +190,8 @@ class MaskedSampler:
         model, rows, places = self.model, len(labels), self.model.places
         condition = model.condition(labels, self.copies)
         orders = torch.stack([order_of(noise, places) for noise in noises])
-        kind = torch.promote_types(model.dtype, torch.float32)
-        latents = torch.zeros(
-            rows, places, model.config.latent_dim, dtype=kind, device=model.device
-        )
+        width, kind = model.config.latent_dim, torch.promote_types(model.dtype, torch.float32)
+        latents = torch.zeros(rows, places, width, dtype=kind, device=model.device)
         done = 0
         for left in self.left:
             now = places - left
@@ -219,9 +217,8 @@ class MaskedSampler:
         noise = torch.cat([path_noise(one, places, *sizes) for one, places in pairs])
         noise = noise.to(states.device, torch.promote_types(states.dtype, torch.float32))
         sampler = NoiseSampler(self.model, self.schedule, scale, self.temperature)
-        conditioning = sampler.conditioning(
-            states.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3)
-        )
+        states = states.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3)
+        conditioning = sampler.conditioning(states)
         return sampler.draw(conditioning.flatten(0, 1), noise).latents.reshape(rows, count, -1)
 
 

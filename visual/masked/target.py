@@ -115,8 +115,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
 
     def at(self, states: Tensor, picture: int, indices: Sequence[int]) -> Tensor:
         """Select the states [n, C * H] of some indices from those of all places [N, C, H]."""
-        places = self.orders[picture][list(indices)].to(states.device)
-        return states[places].flatten(1)
+        return states[self.orders[picture][list(indices)].to(states.device)].flatten(1)
 
     def read_next(self, tokens: Sequence[int]) -> Tensor:
         """Return the states [1, C * H] of the latent after a text."""
@@ -127,8 +126,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         """Sample the target's latents for every node of all views, and those ahead of them."""
         super().draw(views)
         for view in views:
-            indices = self.latents_to_draw(view)[1]
-            numbers = dict(zip(indices, view.target_number, strict=True))
+            numbers = dict(zip(self.latents_to_draw(view)[1], view.target_number, strict=True))
             self._guesses[picture_of(view.context)] = numbers
 
     def latents_to_draw(self, view: LatentView) -> tuple[Tensor, Sequence[int]]:
@@ -196,9 +194,8 @@ class MaskedSession(TargetSession):
         parts, start = [], 0
         for tree in trees:
             rows = range(start, start + len(tree) + 1)
-            parts.append(
-                torch.cat([target.at(states[r], pictures[r], [len(prefixes[r])]) for r in rows])
-            )
+            node_states = [target.at(states[r], pictures[r], [len(prefixes[r])]) for r in rows]
+            parts.append(torch.cat(node_states))
             last = rows[-1]
             target.foresee(pictures[last], states[last], len(prefixes[last]) + 1)
             start = rows.stop

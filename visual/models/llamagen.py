@@ -262,8 +262,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     def unconditional(self, rows: int) -> Tensor:
         """Return the embeddings [rows, L, hidden] that stand for no condition."""
         if self.config.condition == "class":
-            labels = torch.full((rows,), self.config.num_classes, device=self._place)
-            return self.condition(labels)
+            return self.condition(torch.full((rows,), self.config.num_classes, device=self._place))
         none: Tensor = self.caption()
         return none.expand(rows, -1, -1)
 

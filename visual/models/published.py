@@ -178,8 +178,7 @@ def read_checkpoint(path: str | Path, places: Sequence[str] = PLACES) -> tuple[T
     file = Path(path)
     if not file.is_file():
         raise ModelNotFoundError(f"got {path}, which is no file; expected a .pt or .safetensors.")
-    is_safe = file.suffix == ".safetensors"
-    content = _open_safetensors(file) if is_safe else _open_pickle(file)
+    content = _open_safetensors(file) if file.suffix == ".safetensors" else _open_pickle(file)
     if not isinstance(content, Mapping):
         raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")
     inner = next((content[p] for p in places if isinstance(content.get(p), Mapping)), content)
