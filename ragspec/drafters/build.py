@@ -67,9 +67,7 @@ def build_all(requests: Iterable[object], sources: Sources) -> list[Drafter]:
 
 def _flat(drafter: Drafter) -> Sequence[Drafter]:
     """Return the sources of a fusion that accepts further ones, else the drafter alone."""
-    if isinstance(drafter, Fuse) and drafter.open_to_more:
-        return drafter.drafters
-    return (drafter,)
+    return drafter.drafters if isinstance(drafter, Fuse) and drafter.open_to_more else (drafter,)
 
 
 def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:

@@ -225,10 +225,9 @@ class Report:
         from pydantic import TypeAdapter, ValidationError
 
         steps = {"per_step_drafted": (), "per_step_accepted": ()}
+        facts = {**steps, **data.get("speculative_decoding", {}), **data}
         try:
-            return TypeAdapter(cls).validate_python(
-                {**steps, **data.get("speculative_decoding", {}), **data}
-            )
+            return TypeAdapter(cls).validate_python(facts)
         except ValidationError as error:
             raise InputError(
                 f"this is not a whole report ({error}); expected what Report.to_dict wrote. "

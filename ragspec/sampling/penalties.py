@@ -241,6 +241,4 @@ def over(scores: Tensor, by: float | Tensor) -> Tensor:
 
     On CUDA that kernel multiplies by the reciprocal.
     """
-    if isinstance(by, Tensor) and scores.is_cuda:
-        return scores * by.reciprocal()
-    return scores / by
+    return scores * by.reciprocal() if isinstance(by, Tensor) and scores.is_cuda else scores / by

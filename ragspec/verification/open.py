@@ -196,9 +196,7 @@ def _hindrance(target: CausalTarget) -> str:
     if (ranks := rank_count(target.model)) > 1:
         return f"its weights are cut among {ranks} ranks"
     devices = {str(p.device) for p in target.model.parameters()}
-    if len(devices) > 1:
-        return f"it lies on several devices ({', '.join(sorted(devices))})"
-    return ""
+    return f"it lies on several devices ({', '.join(sorted(devices))})" if len(devices) > 1 else ""
 
 
 def _states(target: CausalTarget) -> list[tuple[Tensor, Tensor]] | None:

@@ -65,8 +65,7 @@ class StaticEmbedder:
         from safetensors.torch import load_file
         from tokenizers import Tokenizer
 
-        self.name = name
-        self.fingerprint = fingerprint
+        self.name, self.fingerprint = name, fingerprint
         tokenizer, weights = (str(folder / file) for file in files)
         self._tokenizer = Tokenizer.from_file(tokenizer)
         self._tokenizer.no_padding()

@@ -134,8 +134,7 @@ class HeadTrainer:
         read: Callable[[Sequence[int]], StateRead] | None = None,
     ) -> None:
         match("the training of a head", Needs(hidden_states=(LAST,)), target.capabilities)
-        self.target = target
-        self.settings = settings
+        self.target, self.settings = target, settings
         size, tokens = settings.draft_vocab_size, None
         if head is None and size is not None:
             tokens = frequent_tokens(texts, size, target.vocab_size)

@@ -238,14 +238,8 @@ class LlamaGen(CodecFamily):
         self, model: LlamaGenModel, conditions: Conditions, config: ImageConfig
     ) -> ImageTarget:
         """Return an `ImageTarget`."""
-        return ImageTarget(
-            model,
-            conditions.table(model),
-            config.guidance_scale,
-            config.guidance_interval,
-            fixed=config.fixed,
-            raster=config.raster,
-        )
+        table, guidance = conditions.table(model), (config.guidance_scale, config.guidance_interval)
+        return ImageTarget(model, table, *guidance, fixed=config.fixed, raster=config.raster)
 
     def load_draft(self, path: Path) -> PreTrainedModel:
         """Return the draft model of a folder or a published file."""

@@ -146,15 +146,9 @@ class Mar(LatentFamily):
 
     def open(self, model: MaskedModel, conditions: Tensor, config: ImageConfig) -> MaskedTarget:
         """Return a `MaskedTarget` over all images of a call."""
-        return MaskedTarget(
-            model,
-            self.schedule,
-            conditions[list(config.rows)],
-            [NoiseStream(seed) for seed in config.seeds],
-            config.guidance_scale,
-            config.temperature,
-            ahead=self._ahead,
-        )
+        labels, noises = conditions[list(config.rows)], [NoiseStream(seed) for seed in config.seeds]
+        sampling = config.guidance_scale, config.temperature
+        return MaskedTarget(model, self.schedule, labels, noises, *sampling, ahead=self._ahead)
 
     def prompts(self, target: MaskedTarget, config: ImageConfig) -> list[list[int]]:
         """Return the prompt of each image, an id of its own."""
@@ -217,15 +211,9 @@ class Mar(LatentFamily):
         """Return a drafter that runs a draft model, if any, over the target's table."""
         smaller = None
         if draft is not None:
-            smaller = MaskedTarget(
-                draft,
-                target.schedule,
-                target.labels,
-                target.noises,
-                target.guidance_scale,
-                target.temperature,
-                table=target.table,
-            )
+            pictures = target.schedule, target.labels, target.noises
+            sampling = target.guidance_scale, target.temperature
+            smaller = MaskedTarget(draft, *pictures, *sampling, table=target.table)
         return LatentDrafter(smaller, target, self.nodes, settings.min_expected_gain, self._begin)
 
     def shared(self, model: MaskedModel) -> dict[str, object]:

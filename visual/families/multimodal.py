@@ -64,15 +64,9 @@ class MultimodalTarget(ImageTarget):
                 "the token ids of one for each. Pass unconditional=[[...]]."
             )
         self.inner, outputs = self.parts_of(model)
-        super().__init__(
-            model,
-            prompt_table(model, prompts, unconditional),
-            guidance_scale,
-            guidance_interval,
-            codes=len(outputs),
-            fixed=fixed,
-            raster=raster,
-        )
+        table, size = prompt_table(model, prompts, unconditional), len(outputs)
+        guidance = guidance_scale, guidance_interval
+        super().__init__(model, table, *guidance, codes=size, fixed=fixed, raster=raster)
         self.outputs = torch.tensor(list(outputs), device=self.device)
         self.keeps_logits = True  # `run` does, whatever the model's own forward does
         longest = self.condition_length + raster.tokens
@@ -210,15 +204,9 @@ class PromptFamily(Family):
     ) -> MultimodalTarget:
         """Return a target of the family."""
         prompts, unconditional = zip(*conditions, strict=True)
-        return self.target(
-            model,
-            prompts,
-            unconditional,
-            config.guidance_scale,
-            config.guidance_interval,
-            raster=config.raster,
-            fixed=config.fixed,
-        )
+        guidance = config.guidance_scale, config.guidance_interval
+        inputs = model, prompts, unconditional
+        return self.target(*inputs, *guidance, raster=config.raster, fixed=config.fixed)
 
     def shared(self, model: PreTrainedModel) -> dict[str, object]:
         """Return the sizes of vocabulary and code-book, and the text tokens that are codes."""

@@ -133,11 +133,7 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             latents: Standardised latents [B, n, D]; the last is not read.
             condition: Embeddings [B, L, H].
         """
-        out = self.trunk(
-            inputs_embeds=self.read(latents[:, :-1]),
-            condition_embeds=condition,
-            use_cache=False,
-            logits_to_keep=latents.shape[1],
-            output_hidden_states=True,
-        )
+        options = {"logits_to_keep": latents.shape[1], "output_hidden_states": True}
+        read = self.read(latents[:, :-1])
+        out = self.trunk(inputs_embeds=read, condition_embeds=condition, use_cache=False, **options)
         return cast(Tensor, out.hidden_states[0])

@@ -228,9 +228,8 @@ class KLAutoencoder(Autoencoder):
         from diffusers import AutoencoderKL
 
         width = weights["decoder.conv_in.weight"].shape[1]
-        model: nn.Module = AutoencoderKL(
-            **convolution_sizes(weights), latent_channels=width, scaling_factor=FACTOR
-        )
+        sizes = convolution_sizes(weights) | {"latent_channels": width, "scaling_factor": FACTOR}
+        model: nn.Module = AutoencoderKL(**sizes)
         return model
 
     @property

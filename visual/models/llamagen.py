@@ -107,8 +107,7 @@ class _Attention(nn.Module):
 
     def __init__(self, config: LlamaGenConfig, layer_idx: int) -> None:
         super().__init__()
-        self.config = config
-        self.layer_idx = layer_idx
+        self.config, self.layer_idx = config, layer_idx
         self.heads = config.num_attention_heads
         self.groups = config.num_key_value_heads
         self.width = config.hidden_size // self.heads
@@ -295,11 +294,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             start = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(start, start + states.shape[1], device=states.device)[None]
         mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=states,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
+            self.config, states, attention_mask, past_key_values, position_ids=position_ids
         )
         states = functional.dropout(states, self.config.dropout, self.training)
         rotation = self.rotation(position_ids, states.dtype)

@@ -216,13 +216,8 @@ def run_model(
     model: PreTrainedModel, embedded: Tensor, positions: Tensor, batch: Batch, **options: object
 ) -> ModelOutput:
     """Return the outputs of a model that reads and extends the caches of a batch."""
-    return model(
-        inputs_embeds=embedded,
-        position_ids=positions,
-        past_key_values=ModelCache(batch),
-        use_cache=True,
-        **options,
-    )
+    options |= {"past_key_values": ModelCache(batch), "use_cache": True}
+    return model(inputs_embeds=embedded, position_ids=positions, **options)
 
 
 def _padded(view: TreeView, hidden: tuple[int, ...]) -> tuple[TreeView, tuple[int, ...]]:

@@ -98,13 +98,10 @@ class VQTokenizer(CodeBook, autoencoder.Autoencoder):
         from diffusers import VQModel
 
         book, dim = weights["quantize.embedding.weight"].shape
-        model: nn.Module = VQModel(
-            **autoencoder.convolution_sizes(weights),
-            latent_channels=len(weights["encoder.conv_out.weight"]),
-            num_vq_embeddings=book,
-            vq_embed_dim=dim,
-            lookup_from_codebook=True,
-        )
+        sizes = autoencoder.convolution_sizes(weights)
+        sizes |= {"num_vq_embeddings": book, "vq_embed_dim": dim}
+        sizes["latent_channels"] = len(weights["encoder.conv_out.weight"])
+        model: nn.Module = VQModel(**sizes, lookup_from_codebook=True)
         return model
 
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:

@@ -73,9 +73,8 @@ class HeadDrafter(Drafter):
                 "HeadDrafter(folder, model) with the folder that `ragspec train-head` wrote."
             )
         self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
-        self.settings = GrowthSettings.checked(
-            mode, depth, width, tree, min_expected_gain, self.target.chains
-        )
+        chains = self.target.chains
+        self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain, chains)
         check_static(static, self.target.device)
         self.static = static
         self.kind = self.settings.kind

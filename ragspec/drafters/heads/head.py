@@ -219,13 +219,9 @@ class RecurrentHead(DraftHead):
         else:
             pair = self.embedding_norm(embedded), self.state_norm(states)
             read = self.fc(torch.cat(pair[::-1] if self.config.state_first else pair, -1))
+        options |= {"past_key_values": keys, "use_cache": keys is not None}
         out: Tensor = self.layers(
-            inputs_embeds=read,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=keys,
-            use_cache=keys is not None,
-            **options,
+            inputs_embeds=read, attention_mask=mask, position_ids=positions, **options
         ).last_hidden_state
         normed: Tensor = self.norm(out)
         return HeadStates(normed, normed if self.config.feeds_norm else out)

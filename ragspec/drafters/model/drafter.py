@@ -99,9 +99,8 @@ class ModelDrafter(Drafter):
                 "Engine(..., draft_model=model) or ModelDrafter(model)."
             )
         self.model = draft_target(model)
-        self.settings = GrowthSettings.checked(
-            mode, depth, width, tree, min_expected_gain, self.model.chains
-        )
+        chains = self.model.chains
+        self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain, chains)
         self.kind = self.settings.kind
         self.static = static
         self._stepping = functools.cache(functools.partial(open_static, self.model))

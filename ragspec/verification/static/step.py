@@ -110,10 +110,8 @@ class FixedStep(Generic[Outputs]):
         code, scope = run.__code__.replace(co_name=name), run.__globals__
         self._run: Callable[..., Any] = FunctionType(code, scope, name, None, run.__closure__)
         # Pinned once: pinning memory for every call would cost more than the copy.
-        self._staged = torch.empty(
-            rows, width, dtype=torch.int64, device="cpu", pin_memory=pins(device)
-        )
-        self._values = self._staged.numpy()
+        staged = torch.empty(rows, width, dtype=torch.int64, device="cpu", pin_memory=pins(device))
+        self._staged, self._values = staged, staged.numpy()
         self._sent = torch.Event(device) if is_cuda(device) else None
         self._pool: Any = None
         self._graph: torch.cuda.CUDAGraph | None = None
