@@ -194,10 +194,10 @@ class Drafter(ABC):
 def expect_drafter(drafter: object) -> Drafter:
     """Return a drafter; raise InputError for another object, a drafter class included."""
     if not isinstance(drafter, Drafter):
-        got = type(drafter).__name__
-        got = f"the class {drafter.__name__}" if isinstance(drafter, type) else got
+        got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
+        what = f"the class {got}" if isinstance(drafter, type) else got
         raise InputError(
-            f"got {got} as a drafter; expected a name, a Drafter such as ContextDrafter() or "
+            f"got {what} as a drafter; expected a name, a Drafter such as ContextDrafter() or "
             "store.drafter(), or a list of these."
         )
     return drafter

@@ -144,7 +144,7 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         """Return the logits [n, V] of the queries in `bounds`, or only of the `last`, i64 [1]."""
         span = slice(*bounds)
         self._columns[number].copy_(layout.columns[:, span])
-        masks = dict(zip(self._windows, (each[:, None, span] for each in visible), strict=True))
+        masks = {w: each[:, None, span] for w, each in zip(self._windows, visible, strict=True)}
         keep = {"logits_to_keep": last} if self._keeps and last is not None else {}
         logits = self._model(
             input_ids=tokens,
