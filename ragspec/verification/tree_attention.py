@@ -76,7 +76,8 @@ def tree_mask(
         masks = [_row_mask(view, *every) for view in batch.views]
         return batch.note(masks) if len(masks) > 1 else masks[0]
     kwargs |= {"mask_function": mask_function, "local_size": local_size, "dtype": dtype}
-    full: Tensor = eager_mask(batch_size, q_length, kv_length, **kwargs)
+    kwargs |= {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
+    full: Tensor = eager_mask(**kwargs)
     return full
 
 

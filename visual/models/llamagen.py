@@ -294,7 +294,11 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             start = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(start, start + states.shape[1], device=states.device)[None]
         mask = create_causal_mask(
-            self.config, states, attention_mask, past_key_values, position_ids=position_ids
+            config=self.config,
+            inputs_embeds=states,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
         )
         states = functional.dropout(states, self.config.dropout, self.training)
         rotation = self.rotation(position_ids, states.dtype)
