@@ -7,7 +7,6 @@ taken as it is by `HFProcessor`, one node at a time in the order in which plain 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -138,9 +137,10 @@ def copied(processor: HFCallable, memo: dict[int, object]) -> HFCallable:
 def criterion_of_text(criterion: Criterion, memo: dict[int, object]) -> Criterion:
     """Return a criterion for one of several texts: a view of the caller's with state for it alone.
 
-    Attributes that a call assigns or changes in place belong to the text. All others stay those of
-    the caller's object, where another thread may set a flag. Functions, criteria of transformers
-    and attributes without copies, such as events, are shared. For `memo` see `copied`.
+    Attributes that a call assigns belong to the text, as do copies of those that can be changed in
+    place. All others stay those of the caller's object, where another thread may set a flag.
+    Functions, criteria of transformers and attributes without copies, such as events, are shared.
+    For `memo` see `copied`.
     """
     kind: Any = type(criterion)
     builtin = kind.__new__ is not object.__new__ or not hasattr(criterion, "__dict__")
@@ -148,13 +148,16 @@ def criterion_of_text(criterion: Criterion, memo: dict[int, object]) -> Criterio
         return criterion
     body = {"__getattr__": lambda _, name: getattr(criterion, name)}
     view: Criterion = object.__new__(type(kind)(kind.__name__, (kind,), body))
-    for name, value in vars(criterion).items():
-        trial = dict(memo)  # a copy that fails leaves parts there
-        with suppress(Exception):
-            copy = value if isinstance(value, torch.nn.Module) else deepcopy(value, trial)
-            if copy is not value:
-                vars(view)[name] = copy
-                memo.update(trial)
+    for name, value in [*vars(criterion).items()]:
+        before = dict(memo)
+        try:
+            copy = value if isinstance(value, torch.nn.Module) else deepcopy(value, memo)
+        except Exception:  # it leaves parts in the memo
+            copy = value
+            memo.clear()
+            memo.update(before)
+        if copy is not value:
+            vars(view)[name] = copy
     return view
 
 

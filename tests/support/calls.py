@@ -57,11 +57,12 @@ class CountingCriterion:
     """Ends a text after some calls, or once `stopped` is set; cannot be copied whole."""
 
     def __init__(self, most: int) -> None:
-        self.most, self.count, self.ids = most, 0, list[Any]()
+        self.most, self.count, self.ids, self.inner = most, 0, list[Any](), StatefulProcessor()
         self.stopped, self.lock = False, threading.Lock()
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.count += 1
         self.ids.append(ids)
-        most = max(self.count, len(self.ids))
+        self.inner.calls.append([])
+        most = max(self.count, len(self.ids), len(self.inner.calls))
         return torch.tensor([self.stopped or most >= self.most] * len(ids))
