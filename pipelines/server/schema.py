@@ -57,7 +57,7 @@ REFUSED = MappingProxyType(
     | dict.fromkeys(("typical_p", "typical", "tfs_z", "tfs"), (None, 1))
     | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
     | dict.fromkeys(("do_sample", "skip_special_tokens", "add_generation_prompt"), (None, True))
-    | dict.fromkeys(("add_special_tokens", "detokenize"), (None, True))
+    | {"detokenize": (None, True)}
     | {"top_n_sigma": (*NOTHING, -1), "eos_token_id": (None,), "forced_eos_token_id": (None,)}
     | {"response_format": (None, {"type": "text"}), "modalities": (*NOTHING, ["text"])}
     | {"output_format": (None, "png"), "background": (None, "auto", "opaque"), "stream": NOTHING}
@@ -200,6 +200,7 @@ class CompletionRequest(TextRequest):
     prompt: Text | Tokens | Annotated[list[Text], SEVERAL] | Annotated[list[Tokens], SEVERAL]
     logprobs: Annotated[Alternatives | None, NoneIfFalse] = None
     echo: bool | None = None
+    add_special_tokens: Literal[True] | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:

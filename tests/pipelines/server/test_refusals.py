@@ -34,6 +34,7 @@ PREDICTED = {"type": "content", "content": "a"}
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         *[({name: False}, name) for name in ("skip_special_tokens", "do_sample", "detokenize")],
+        ({"add_special_tokens": False}, "add_special_tokens"),
         *[({name: 2}, name) for name in ("best_of", "mirostat", "tfs", "top_n_sigma", "n_probs")],
         *[({name: ["e"]}, name) for name in ("stop_sequences", "bad_words_ids", "sampling_params")],
         *[({name: 0}, name) for name in ("eos_token_id", "forced_eos_token_id")],
