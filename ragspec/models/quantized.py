@@ -351,7 +351,7 @@ def _listened(model: PreTrainedModel, ids: Tensor, every: bool) -> Iterable[Grou
     def read(linear: nn.Linear, args: tuple[Tensor, ...]) -> None:
         for x in args:
             inputs, readers = recall(x.data_ptr(), (x if every else x[..., :0], []))
-            if x.shape[-1] == inputs.shape[-1]:  # not by heads
+            if x.numel() and x.shape[-1] == inputs.shape[-1]:  # not by heads; idle experts get none
                 readers.append(linear)
 
     hooks = list[RemovableHandle]()

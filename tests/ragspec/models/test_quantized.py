@@ -114,6 +114,14 @@ def test_int4_stores_all_layers_but_the_head_in_4_bits() -> None:
     assert off < 0.6 * usual, (off, usual)
 
 
+def test_int4_stores_layers_that_get_no_inputs() -> None:
+    model = copy.deepcopy(tiny.model("llama"))
+    model.idle = idle = linear(k=64)
+    model.model.norm.register_forward_pre_hook(lambda *_: (idle(torch.zeros(0, 64)), None)[1])
+    stored = quantized(model, "int4").idle
+    assert (stored.weight - idle.weight).square().mean() < 0.02 * idle.weight.square().mean()
+
+
 def test_inputs_of_norms_are_evened_out_and_q8_0_is_taken_over() -> None:
     model, ids = copy.deepcopy(tiny.model("llama")), torch.tensor([tiny.prompt(60)])
     for layer in model.model.layers:
