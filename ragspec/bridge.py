@@ -181,7 +181,8 @@ def _decode(
     attention_mask = model_kwargs.pop("attention_mask", None)
     positions = model_kwargs.pop("position_ids", None)
     # peft calls its base model, with the virtual tokens in this method alone.
-    check_scope(getattr(model.prepare_inputs_for_generation, "__self__", model))
+    caller = getattr(model.prepare_inputs_for_generation, "__self__", model)
+    check_scope(caller if isinstance(caller, torch.nn.Module) else model)
     _refuse_unknown(model_kwargs)
     _refuse_positions(positions, input_ids, attention_mask)
     _refuse_outputs(config)
