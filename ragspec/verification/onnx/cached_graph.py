@@ -149,9 +149,7 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]  # names may be alike
     weights = INT8 if dtype == "auto" else dtype
-    name = (
-        f"{shortened(folder.name, 120)}-{weights}-{place}-{key}"  # the whole of a converted one's
-    )
+    name = f"{shortened(folder.name, 120)}-{weights}-{place}-{key}"  # all of a converted one's
     return CachedGraph(folder, files, cache_directory() / "models" / name, weights)
 
 
