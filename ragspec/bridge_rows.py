@@ -69,9 +69,8 @@ class RowCriterion:
 
     def of_row(self, row: int) -> Criterion:
         """Return a criterion that calls the batch's one with the ids of transformers."""
-        memo, criterion = {id(thing): thing for thing in self.rows.shared}, self.criterion
-        if len(self.rows.ids) > 1:
-            criterion = criterion_of_text(criterion, memo)
+        memo, alone = {id(thing): thing for thing in self.rows.shared}, len(self.rows.ids) == 1
+        criterion = self.criterion if alone else criterion_of_text(self.criterion, memo)
         return lambda ids, scores: criterion(self.rows.whole(row, ids), scores)
 
 

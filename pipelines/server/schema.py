@@ -48,7 +48,7 @@ REFUSED = MappingProxyType(
             *("bad_words_ids", "stopping_strings", "ban_eos_token", "begin_suppress_tokens"),
             *("dynamic_temperature", "smoothing_factor", "mirostat_mode", "prompt_embeds"),
             *("return_token_ids", "return_tokens_as_token_ids", "n_probs", "response_schema"),
-            *("format", "sampling_params", "options", "extra_body"),
+            *("format", "sampling_params", "options", "extra_body", "stream"),
         ),
         NOTHING,
     )
@@ -57,10 +57,9 @@ REFUSED = MappingProxyType(
     | dict.fromkeys(("typical_p", "typical", "tfs_z", "tfs"), (None, 1))
     | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
     | dict.fromkeys(("do_sample", "skip_special_tokens", "add_generation_prompt"), (None, True))
-    | {"detokenize": (None, True)}
-    | {"top_n_sigma": (*NOTHING, -1), "eos_token_id": (None,), "forced_eos_token_id": (None,)}
-    | {"response_format": (None, {"type": "text"}), "modalities": (*NOTHING, ["text"])}
-    | {"output_format": (None, "png"), "background": (None, "auto", "opaque"), "stream": NOTHING}
+    | {"eos_token_id": (None,), "forced_eos_token_id": (None,), "modalities": (*NOTHING, ["text"])}
+    | {"top_n_sigma": (*NOTHING, -1), "detokenize": (None, True), "output_format": (None, "png")}
+    | {"response_format": (None, {"type": "text"}), "background": (None, "auto", "opaque")}
 )
 
 

@@ -137,10 +137,9 @@ def copied(processor: HFCallable, memo: dict[int, object]) -> HFCallable:
 def criterion_of_text(criterion: Criterion, memo: dict[int, object]) -> Criterion:
     """Return a criterion for one of several texts: a view of the caller's with state for it alone.
 
-    Attributes that a call assigns belong to the text, as do copies of those that can be changed in
-    place. All others stay those of the caller's object, where another thread may set a flag.
-    Functions, criteria of transformers and attributes without copies, such as events, are shared.
-    For `memo` see `copied`.
+    Attributes that a call assigns belong to the text, as do copies of mutable ones. All others stay
+    those of the caller's object, where another thread may set a flag. Functions, criteria of
+    transformers and attributes without copies, such as events, are shared. For `memo` see `copied`.
     """
     kind: Any = type(criterion)
     builtin = kind.__new__ is not object.__new__ or not hasattr(criterion, "__dict__")
