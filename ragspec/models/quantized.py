@@ -283,10 +283,10 @@ def quantized(model: PreTrainedModel, dtype: str = INT8) -> PreTrainedModel:
         measured = sizes.get(linear, torch.ones(shape)) if linear in small else None
         return BlockLinear.of(linear, block, factors.get(linear), measured)
 
-    linears = replace_linears(model, store) if every else {}
+    linears = replace_linears(model, store) if small or (every and dtype == INT8) else {}
     if not linears:
         layers = model.named_modules() if floating else ()
-        odd = (f"{n} with {x.in_features}" for n, x in layers if type(x) is nn.Linear)
+        odd = (f"{n} with {x.in_features}" for n, x in layers if _fits(x, 1) and not _fits(x))
         raise ModelError(
             f"{type(model).__name__} cannot be quantized; expected floating weights, and linear "
             f"layers whose inputs are a multiple of {BLOCK}, got "
