@@ -11,15 +11,8 @@ from ragspec.pipelines.answering.answer import Answer
 from ragspec.pipelines.answering.answerer import NEW_TOKENS, Answerer, Question
 from ragspec.pipelines.answering.prompt import Prompt, build_prompt
 from ragspec.pipelines.answering.template import PromptTemplate
+from ragspec.retrievers.search import documents as files
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, EmbedderSpec, load_embedder
-from ragspec.retrievers.search.documents import (
-    Collection,
-    Document,
-    Paths,
-    ProgressCallback,
-    Skipped,
-    load_documents,
-)
 from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -49,7 +42,7 @@ class DocQA(Answerer):
         retriever: Retriever | SearchFunction,
         *,
         engine: Engine | None = None,
-        skipped: Iterable[Skipped] = (),
+        skipped: Iterable[files.Skipped] = (),
         **settings: Unpack[PromptSettings],
     ) -> None:
         super().__init__(engine, as_retriever(retriever), **settings)
@@ -60,20 +53,20 @@ class DocQA(Answerer):
     @classmethod
     def from_documents(
         cls,
-        documents: Paths | Collection,
+        documents: files.Paths | files.Collection,
         *,
         engine: Engine | None = None,
         words: int = WORDS,
         embedder: EmbedderSpec = DEFAULT_EMBEDDER,
         dense: str = FLAT,
-        on_progress: ProgressCallback = lambda what, done, total: None,
+        on_progress: files.ProgressCallback = lambda what, done, total: None,
         **settings: Unpack[PromptSettings],
     ) -> Self:
         """Index files and folders, or what `load_documents` read; see `PassageIndex.build`."""
         if embedder is not None:  # before the documents, whose reading may take long
             embedder = load_embedder(embedder)
-        if not isinstance(documents, Collection):
-            documents = load_documents(documents, on_progress=on_progress)
+        if not isinstance(documents, files.Collection):
+            documents = files.load_documents(documents, on_progress=on_progress)
         index = PassageIndex.build(
             documents.documents,
             words=words,
@@ -97,7 +90,7 @@ class DocQA(Answerer):
         return cls(PassageIndex.open(path, embedder=embedder), engine=engine, **settings)
 
     @property
-    def documents(self) -> tuple[Document, ...]:
+    def documents(self) -> tuple[files.Document, ...]:
         """The documents of the index; empty for another retriever."""
         return self.retriever.documents if isinstance(self.retriever, PassageIndex) else ()
 

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.template import EXTRACT, expect_question, find_template
-from ragspec.pipelines.cli.show import (
-    OnRead,
-    OnText,
-    Result,
-    answer_result,
-    discard,
-    note_sentences,
-    run_and_show,
-    show,
-)
+from ragspec.pipelines.cli import show
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import argument, option, setting, split, takes_records
@@ -126,8 +117,8 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
         stream = terminal.piece if text.output.streams else None
         extract = qa.ask(question, refuse=not options.no_refusal, stream=stream)
         if extract.refused:
-            note_sentences(extract.sentences, terminal)
-        return show(answer_result(question, extract, skipped=skipped), text, terminal)
+            show.note_sentences(extract.sentences, terminal)
+        return show.show(show.answer_result(question, extract, skipped=skipped), text, terminal)
     with terminal.working("loading the model"):
         engine = text.engine.load_engine(text.stores)
     if text.output.compare:
@@ -151,15 +142,15 @@ def ask_and_show(
     arguments = {**arguments, "max_new_tokens": text.sampling.max_new_tokens or NEW_TOKENS}
 
     def write(
-        engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
-    ) -> Result:
+        engine: Engine, sampling: Sampling, on_text: show.OnText, on_read: show.OnRead, plain: bool
+    ) -> show.Result:
         every: dict[str, Any] = {**arguments, "stream": on_text, "on_read": on_read}
         if not plain:
-            every["on_search"] = lambda result: note_sentences(result.sentences, terminal)
+            every["on_search"] = lambda result: show.note_sentences(result.sentences, terminal)
         reply = over(engine, plain).ask(question, sampling, **every)
-        return answer_result(question, reply, **facts)
+        return show.answer_result(question, reply, **facts)
 
-    run_and_show(write, engine, text, terminal)
+    show.run_and_show(write, engine, text, terminal)
 
 
 class LongTextOptions(o.TextOptions):
@@ -239,7 +230,7 @@ def ask_long(options: LongOptions) -> None:
         arguments["transform"] = transform
     document = _open_document(engine, options, source, terminal)
     if text.output.compare:  # warm up: the first question copies the keys
-        document.ask(question, stream=discard, max_new_tokens=1, **arguments)
+        document.ask(question, stream=show.discard, max_new_tokens=1, **arguments)
 
     def over(engine: Engine, plain: bool) -> LongDocument:
         return document.over(engine) if plain else document

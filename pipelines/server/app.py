@@ -18,16 +18,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ragspec.errors import EngineClosedError, InputError
 from ragspec.pipelines.openai import OpenAIReply
+from ragspec.pipelines.server import schema
 from ragspec.pipelines.server.access import RequestLimits, require_key
 from ragspec.pipelines.server.errors import HANDLERS, ApiError, naming_field
 from ragspec.pipelines.server.prompting import read_chat, read_completion
-from ragspec.pipelines.server.schema import (
-    ChatRequest,
-    CompletionRequest,
-    ImageRequest,
-    StoreRequest,
-    ignored_fields,
-)
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import answer, run_in_thread, until_disconnected
@@ -103,17 +97,17 @@ class Routes:
             record["stores"] = sorted(served.stores)
         return {**record, "owned_by": "ragspec"}
 
-    async def chat(self, body: ChatRequest, request: Request) -> Response:
+    async def chat(self, body: schema.ChatRequest, request: Request) -> Response:
         """Write the next turn of a conversation."""
         return await self._answer(body, request)
 
-    async def complete(self, body: CompletionRequest, request: Request) -> Response:
+    async def complete(self, body: schema.CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         return await self._answer(body, request)
 
-    async def images(self, body: ImageRequest, request: Request) -> Response:
+    async def images(self, body: schema.ImageRequest, request: Request) -> Response:
         """Draw images until they are done or the client disconnects."""
-        headers = ignored_fields(body)
+        headers = schema.ignored_fields(body)
         with naming_field(body):
             images = await self._alone(request, partial(draw, body, self.served))
         return JSONResponse(images, 200, headers)
@@ -123,7 +117,7 @@ class Routes:
         data = [await run_in_thread(self.served.store, name) for name in self.served.stores]
         return JSONResponse({"object": "list", "data": data})
 
-    async def add_store(self, body: StoreRequest) -> Response:
+    async def add_store(self, body: schema.StoreRequest) -> Response:
         """Open one more store to draft from."""
         with naming_field(body):
             store = await run_in_thread(self.served.add_store, body.name, body.path)
@@ -158,22 +152,24 @@ class Routes:
         finally:
             left.set()
 
-    async def _answer(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
+    async def _answer(
+        self, body: schema.ChatRequest | schema.CompletionRequest, request: Request
+    ) -> Response:
         """Read a request, submit its texts, and return the response to it."""
         served, tenant = self.served, tenant_of(getattr(request.state, "key", None), body.user)
         engine = served.engine
-        prompts = 1 if isinstance(body, ChatRequest) else len(body.prompts)
+        prompts = 1 if isinstance(body, schema.ChatRequest) else len(body.prompts)
         with naming_field(body):
             served.expect(body.model, prompts, body.n or 1)
-            headers = ignored_fields(body)
-            if isinstance(body, ChatRequest):
+            headers = schema.ignored_fields(body)
+            if isinstance(body, schema.ChatRequest):
                 requests = await run_in_thread(read_chat, body, served.documents)
             elif body.echo:  # one more forward, to score the prompt
                 requests = await self._alone(request, partial(read_completion, body, engine))
             else:
                 requests = await run_in_thread(read_completion, body, engine)
             running = await run_in_thread(served.submit, body, requests, tenant)
-            reply = OpenAIReply(isinstance(body, ChatRequest), served.name, engine.tokenizer)
+            reply = OpenAIReply(isinstance(body, schema.ChatRequest), served.name, engine.tokenizer)
             response = await answer(body, request, running, reply)
         response.headers.update(headers)
         return response
@@ -222,12 +218,12 @@ def build_app(serving: Serving | Future[Serving], settings: ServerSettings) -> F
     return app
 
 
-def draw(body: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict[str, object]:
+def draw(body: schema.ImageRequest, served: Serving, gone: Callable[[], bool]) -> dict[str, object]:
     """Draw images and return them in OpenAI's form, as PNG; raise ApiError for another model.
 
     The prompt of a model of classes is a class. `gone` says whether the client has disconnected.
     """
-    images = serving.images
+    images = served.images
     if not images:
         raise ApiError(404, "no image model is served here; expected one (--images NAME).")
     name = next(iter(images)) if body.model is None else body.model

@@ -16,14 +16,7 @@ from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.answering.prompt import Prompt, passages_of, placed
 from ragspec.pipelines.answering.template import is_chat
 from ragspec.pipelines.openai import NAMES, GenerateRequest, read_settings
-from ragspec.pipelines.server.schema import (
-    REFUSED,
-    ChatRequest,
-    CompletionRequest,
-    DocumentText,
-    TextRequest,
-    text_of,
-)
+from ragspec.pipelines.server import schema
 from ragspec.reports.generation import Generation
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
@@ -37,7 +30,7 @@ CHARACTERS = 8  # of a token, as an upper bound
 LONGEST = 8192  # tokens of a context that the model does not state
 COMPLETION_TOKENS = 16  # of a completion that names no limit
 LIMITS = ("max_tokens", "max_completion_tokens")
-SETTINGS = NAMES.intersection(TextRequest.model_fields) - {*LIMITS, "n", "prediction"}
+SETTINGS = NAMES.intersection(schema.TextRequest.model_fields) - {*LIMITS, "n", "prediction"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +55,7 @@ class EngineRequest:
     echoed: tuple[TokenLogprob, ...] = ()
 
 
-def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
+def read_chat(body: schema.ChatRequest, documents: DocQA) -> list[EngineRequest]:
     """Return the engine's requests for a chat request.
 
     The documents of the request are put before its last message. Without any, the passages that the
@@ -70,7 +63,7 @@ def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
     """
     if body.top_logprobs and not body.logprobs:
         raise InputError("got top_logprobs without logprobs; expected logprobs: true beside it.")
-    turns = [text_of(turn.content) for turn in body.messages]
+    turns = [schema.text_of(turn.content) for turn in body.messages]
     question, engine = turns[-1], documents.engine
     result = _search(body, question, documents)
     hits = result.hits
@@ -98,7 +91,7 @@ def read_chat(body: ChatRequest, documents: DocQA) -> list[EngineRequest]:
 
 
 def read_completion(
-    body: CompletionRequest, engine: Engine, gone: Callable[[], bool] = lambda: False
+    body: schema.CompletionRequest, engine: Engine, gone: Callable[[], bool] = lambda: False
 ) -> list[EngineRequest]:
     """Return the engine's requests for a completion, one for each prompt; `gone`: see `draw`."""
     requests: list[EngineRequest] = []
@@ -119,14 +112,14 @@ def read_completion(
     return requests
 
 
-def _read(body: TextRequest, engine: Engine, logprobs: int | None) -> GenerateRequest:
+def _read(body: schema.TextRequest, engine: Engine, logprobs: int | None) -> GenerateRequest:
     """Return the settings, by default OpenAI's temperature of 1, but for the limit of tokens."""
     settings = {name: getattr(body, name) for name in SETTINGS}
     request = read_settings({"temperature": 1.0, "logprobs": logprobs}, settings)
     if body.prediction is not None:
         if body.drafter == "none":
             raise InputError("got a prediction and drafter none; expected one: leave one out.")
-        request.options["prediction"] = text = text_of(body.prediction.content)
+        request.options["prediction"] = text = schema.text_of(body.prediction.content)
         longest = CHARACTERS * (engine.target.max_length or LONGEST)
         if len(text) > longest:
             raise InputError(
@@ -136,7 +129,7 @@ def _read(body: TextRequest, engine: Engine, logprobs: int | None) -> GenerateRe
     return request
 
 
-def _limit_of(body: TextRequest) -> int | None:
+def _limit_of(body: schema.TextRequest) -> int | None:
     """Return the limit of new tokens, None for none; raise InputError for two that differ."""
     first, other = body.max_tokens, body.max_completion_tokens
     if first and other and first != other:
@@ -154,7 +147,7 @@ def _limit(
     options["max_new_tokens"] = count or (engine.target.max_length or LONGEST) - len(ids)
 
 
-def _search(body: ChatRequest, question: str, documents: DocQA) -> SearchResult:
+def _search(body: schema.ChatRequest, question: str, documents: DocQA) -> SearchResult:
     """Return the passages of the prompt, their best sentences, and why the model is not called."""
     last = body.messages[-1].role
     if body.documents is not None:
@@ -164,22 +157,22 @@ def _search(body: ChatRequest, question: str, documents: DocQA) -> SearchResult:
         return SearchResult(hits, tuple(rank_sentences(question, hits, ranked=False)))
     if last != "user" or not question.strip():
         return SearchResult()
-    earlier = [text_of(turn.content) for turn in body.messages[:-1] if turn.role == "user"]
+    earlier = [schema.text_of(turn.content) for turn in body.messages[:-1] if turn.role == "user"]
     before, extracts = earlier[-1] if earlier else None, documents.template.extracts
     result = search_turn(documents.search, question, before, extracts=extracts)
     return replace(result, hits=documents.read_hits(result))
 
 
-def _hit_of(number: int, document: DocumentText | str) -> Hit:
+def _hit_of(number: int, document: schema.DocumentText | str) -> Hit:
     """Return a document of a request as a hit of one passage."""
-    each = DocumentText(text=document) if isinstance(document, str) else document
+    each = schema.DocumentText(text=document) if isinstance(document, str) else document
     name = each.title or f"document {number}"
     passage = Passage(number - 1, 0, len(each.text), name, each.text)
     return Hit(Document(name, name, each.text), passage, 1.0)
 
 
 def _conversation(
-    body: ChatRequest, turns: Sequence[str], hits: Sequence[Hit], documents: DocQA
+    body: schema.ChatRequest, turns: Sequence[str], hits: Sequence[Hit], documents: DocQA
 ) -> Prompt:
     """Return the prompt of turns, with passages in the last; without a template, texts alone."""
     tokenizer = documents.engine.tokenizer
@@ -191,5 +184,5 @@ def _conversation(
     roles = ["system" if turn.role == "developer" else turn.role for turn in body.messages]
     messages = [{"role": r, "content": text} for r, text in zip(roles, marked, strict=True)]
     variables = body.chat_template_kwargs or {}  # of the REFUSED, those that ask for nothing
-    variables = {name: value for name, value in variables.items() if name not in REFUSED}
+    variables = {name: value for name, value in variables.items() if name not in schema.REFUSED}
     return placed(tokenizer, render_chat(tokenizer, messages, **variables), hits)

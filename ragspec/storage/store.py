@@ -22,16 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragspec.errors import InputError, RagspecError, StoreError
+from ragspec.storage import manifest as manifests
 from ragspec.storage.filesystem import LOCK, read_file, sync, writer_lock
-from ragspec.storage.manifest import (
-    MANIFEST,
-    Contents,
-    FileRecord,
-    Manifest,
-    Verify,
-    check_file,
-    sha256_file,
-)
 
 POINTER = "CURRENT"
 BUILD_PREFIX = ".build-"
@@ -52,9 +44,9 @@ class OpenStore:
     """
 
     path: Path
-    manifest: Manifest
+    manifest: manifests.Manifest
 
-    def record(self, name: str) -> FileRecord:
+    def record(self, name: str) -> manifests.FileRecord:
         """Return the record of a file; raise StoreError if the manifest does not list it."""
         if name not in self.manifest.files:
             raise StoreError(f"{self.path} holds no file {name!r}; make its folder again.")
@@ -66,7 +58,7 @@ class OpenStore:
         return self.path / name
 
 
-Writer = Callable[[Path], Contents | None]
+Writer = Callable[[Path], manifests.Contents | None]
 
 
 def publish(
@@ -96,7 +88,7 @@ def publish(
         build = root / f"{BUILD_PREFIX}{os.getpid()}"
         try:
             build.mkdir()
-            manifest = seal(build, kind, write(build) or Contents())
+            manifest = seal(build, kind, write(build) or manifests.Contents())
             names = generations(root)  # published or left over
             number = 1 + int(names[-1].split("-")[1]) if names else 1
             target = root / f"gen-{number:06d}"
@@ -165,26 +157,28 @@ def is_store(folder: Path) -> bool:
     return bool(names & {POINTER, LOCK}) and any(GENERATION.fullmatch(name) for name in names)
 
 
-def seal(build: Path, kind: str, contents: Contents) -> Manifest:
+def seal(build: Path, kind: str, contents: manifests.Contents) -> manifests.Manifest:
     """Flush the data files of a folder to disk, then write the manifest."""
     paths = sorted(path for path in build.rglob("*") if path.is_file())
     names = {path.relative_to(build).as_posix(): path for path in paths}
     records = {
-        name: contents.carried.get(name) or FileRecord(path.stat().st_size, sha256_file(path))
+        name: contents.carried.get(name)
+        or manifests.FileRecord(path.stat().st_size, manifests.sha256_file(path))
         for name, path in names.items()
     }
     for name, record in contents.carried.items():
-        check_file(build, name, record, "size")
+        manifests.check_file(build, name, record, "size")
     for path in build.rglob("*"):
         sync(path)
-    manifest = Manifest(kind, dict(contents.parameters), dict(contents.fingerprints), records)
-    (build / MANIFEST).write_bytes(manifest.to_bytes())
-    sync(build / MANIFEST)
+    about = dict(contents.parameters), dict(contents.fingerprints)
+    manifest = manifests.Manifest(kind, *about, records)
+    (build / manifests.MANIFEST).write_bytes(manifest.to_bytes())
+    sync(build / manifests.MANIFEST)
     sync(build)
     return manifest
 
 
-def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, FileRecord]:
+def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, manifests.FileRecord]:
     """Hard-link files of an older generation into `folder`, or copy them if links fail.
 
     Returns:
@@ -193,7 +187,7 @@ def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, Fil
     Raises:
         StoreError: A file is missing.
     """
-    records: dict[str, FileRecord] = {}
+    records: dict[str, manifests.FileRecord] = {}
     for name in names:
         source, target = store.file(name), folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +202,7 @@ def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, Fil
     return records
 
 
-def switch(root: Path, generation: str, manifest: Manifest) -> None:
+def switch(root: Path, generation: str, manifest: manifests.Manifest) -> None:
     """Point CURRENT at a generation, in one atomic step."""
     digest = hashlib.sha256(manifest.to_bytes()).hexdigest()
     beside = root / (POINTER + ".new")
@@ -247,7 +241,7 @@ def remove_empty(root: Path) -> None:
             root.rmdir()
 
 
-def open_store(root: Path, kind: str, *, verify: Verify = "full") -> OpenStore:
+def open_store(root: Path, kind: str, *, verify: manifests.Verify = "full") -> OpenStore:
     """Check a store and return its current generation.
 
     Args:
@@ -262,7 +256,7 @@ def open_store(root: Path, kind: str, *, verify: Verify = "full") -> OpenStore:
         raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
     path, manifest = read_current(root, kind)
     for name, record in manifest.files.items():
-        check_file(path, name, record, verify)
+        manifests.check_file(path, name, record, verify)
     return OpenStore(path, manifest)
 
 
@@ -288,14 +282,14 @@ def read_pointer(root: Path) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def read_current(root: Path, kind: str | None = None) -> tuple[Path, Manifest]:
+def read_current(root: Path, kind: str | None = None) -> tuple[Path, manifests.Manifest]:
     """Follow the pointer file to a generation and its manifest, which may have to be of a kind."""
     generation, digest = read_pointer(root)
-    path = root / generation / MANIFEST
+    path = root / generation / manifests.MANIFEST
     data = read_file(path)
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreError(f"{path} is not the manifest that {POINTER} names; make its folder again.")
-    manifest = Manifest.from_bytes(data, path)
+    manifest = manifests.Manifest.from_bytes(data, path)
     if kind not in (None, manifest.kind):
         raise StoreError(f"{root} holds {manifest.kind!r}, expected {kind!r}; name another store.")
     return path.parent, manifest

@@ -13,15 +13,7 @@ from torch import Tensor, nn
 from ragspec.errors import ModelError, TokenizerMismatchError
 from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall
-from ragspec.visual.families.multimodal import (
-    Ids,
-    PromptFamily,
-    RowEndsTarget,
-    TextCodesTarget,
-    codes_in_order,
-    mark,
-    text_ids,
-)
+from ragspec.visual.families import multimodal
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.vq import ModelVQ, VQTokenizer
 
@@ -29,7 +21,7 @@ _ROUNDED = 0.05  # the most relative error of a code-book in half precision
 _REQUEST = "Generate an image of {width}x{height} according to the following prompt:\n{prompt}"
 
 
-class ChameleonTarget(TextCodesTarget):
+class ChameleonTarget(multimodal.TextCodesTarget):
     """Chameleon or Anole (`ChameleonForConditionalGeneration`) as a target.
 
     The model's own forward excludes codes, so the target runs its decoder and head itself.
@@ -41,24 +33,24 @@ class ChameleonTarget(TextCodesTarget):
     kind = "chameleon"
 
     @staticmethod
-    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
+    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, multimodal.Ids]:
         """Return the text decoder, and the codes."""
-        return model.model, codes_in_order(model.model.vocabulary_mapping.img2bpe)
+        return model.model, multimodal.codes_in_order(model.model.vocabulary_mapping.img2bpe)
 
 
-class LuminaTarget(RowEndsTarget):
+class LuminaTarget(multimodal.RowEndsTarget):
     """Lumina-mGPT as a target; its prompts end with the begin, height and width of the image."""
 
     kind = "chameleon"
 
     @staticmethod
-    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, Ids]:
+    def parts_of(model: PreTrainedModel) -> tuple[PreTrainedModel, multimodal.Ids]:
         """Return the text decoder, and the codes and the line end."""
         inner, codes = ChameleonTarget.parts_of(model)
         return inner, [*codes, model.model.vocabulary_mapping.vocab_map["<reserved08799>"]]
 
 
-class Chameleon(PromptFamily):
+class Chameleon(multimodal.PromptFamily):
     """A `ChameleonForConditionalGeneration`; see `PromptFamily`.
 
     The template adds the separator and the begin-of-image token to a prompt; only image codes may
@@ -77,7 +69,7 @@ class Chameleon(PromptFamily):
 
     kind = "chameleon"
     model_class = "ChameleonForConditionalGeneration"
-    target: type[TextCodesTarget] = ChameleonTarget
+    target: type[multimodal.TextCodesTarget] = ChameleonTarget
     guidance = 3.0
 
     def __init__(self, *inputs: Any, **options: Any) -> None:
@@ -154,17 +146,18 @@ class Chameleon(PromptFamily):
         if self.step:
             height, width = (side * self.codec.reduction for side in raster.shape)
             text = _REQUEST.format(width=width, height=height, prompt=text)
-        begin, after = self._begin(), mark(self.text_tokenizer, "sep_token", "<reserved08706>")
+        after = multimodal.mark(self.text_tokenizer, "sep_token", "<reserved08706>")
+        begin = self._begin()
         known = self.model.model.vocabulary_mapping.vocab_map
         grids = [known[f"<reserved{8800 + side // 2:05d}>"] for side in raster.shape if self.step]
-        return [*text_ids(self.text_tokenizer, f"{text}{after}{begin}", begin), *grids]
+        return [*multimodal.text_ids(self.text_tokenizer, f"{text}{after}{begin}", begin), *grids]
 
     def unconditional(self, ids: list[int], raster: Raster) -> list[int]:
         """Return the begin of text and of image, for Lumina-mGPT of image and its size."""
         if self.step:
             return ids[-3:]
         begin = self._begin()
-        return text_ids(self.text_tokenizer, begin, begin)
+        return multimodal.text_ids(self.text_tokenizer, begin, begin)
 
     def _begin(self) -> str:
-        return mark(self.text_tokenizer, "boi_token", "<racm3:break>")
+        return multimodal.mark(self.text_tokenizer, "boi_token", "<racm3:break>")

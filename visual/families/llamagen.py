@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ragspec.errors import (
-    InputError,
-    ModelNotFoundError,
-    TokenizerMismatchError,
-    UnsupportedModelError,
-    pluralize,
-)
+from ragspec import errors
 from ragspec.models.device import AnyDevice, AnyDtype, pick_device, pick_dtype
 from ragspec.models.resolve import resolve_model
 from ragspec.types import PreTrainedModel
@@ -91,7 +85,7 @@ class CodecFamily(Family):
         super().__init__(model, tokenizer, folder)
         if not isinstance(tokenizer, self.codecs):
             expected = " or a ".join(codec.__name__ for codec in self.codecs)
-            raise UnsupportedModelError(
+            raise errors.UnsupportedModelError(
                 f"got a {type(tokenizer).__name__} as tokenizer; expected a {expected}. Wrap a "
                 "diffusers model in one."
             )
@@ -99,7 +93,7 @@ class CodecFamily(Family):
         of_codec, of_model = self.shared_size
         size, expected_size = getattr(tokenizer, of_codec), getattr(model.config, of_model)
         if size != expected_size:
-            raise TokenizerMismatchError(
+            raise errors.TokenizerMismatchError(
                 f"got a tokenizer of {of_codec} {size} for a model of {of_model} {expected_size}; "
                 "expected the one that the model was trained with. Pass it as tokenizer."
             )
@@ -131,12 +125,12 @@ class CodecFamily(Family):
     def load_tokenizer(cls, folder: ImageFolder) -> Path:
         """Return where the tokenizer of a folder is."""
         if folder.target.is_file():
-            raise InputError(
+            raise errors.InputError(
                 f"got the checkpoint {folder.target.name} without a tokenizer; expected "
                 f"tokenizer=PATH, the {cls.published} that was published beside it."
             )
         if folder.tokenizer is None:
-            raise ModelNotFoundError(
+            raise errors.ModelNotFoundError(
                 f"no tokenizer was found for {folder.name}: expected tokenizer/ or vae/ in "
                 f"{folder.target.parent}, or give tokenizer=PATH."
             )
@@ -255,7 +249,7 @@ class LlamaGen(CodecFamily):
     def _features(self, texts: list[str]) -> tuple[Tensor, tuple[int, ...]]:
         """Return features [R, L, d] of texts, and the number of padding rows before each."""
         if self.text_encoder is None:
-            raise InputError(
+            raise errors.InputError(
                 "got a prompt, but this model reads the features of a text encoder that is not "
                 "bundled; expected text_encoder=NAME_OR_FOLDER for the pipeline, or a function "
                 "that returns features [n, d] of each text."
@@ -281,7 +275,7 @@ def caption_encoder(
     if config.condition == "class":
         if inputs is None:
             return None
-        raise InputError(
+        raise errors.InputError(
             "got a text_encoder for a model of classes; expected none. Draw with class_labels."
         )
     if inputs is None:
@@ -293,7 +287,7 @@ def caption_encoder(
     width = getattr(inputs, "width", config.caption_dim)
     if not callable(inputs) or width != config.caption_dim:
         got = f"one of {width} numbers a token" if callable(inputs) else repr(inputs)
-        raise InputError(
+        raise errors.InputError(
             f"got text_encoder {got}; expected a name, a folder or a function of texts with "
             f"{config.caption_dim} numbers a token, what the image model was trained with."
         )
@@ -316,13 +310,13 @@ def padded_features(
     fits = all(isinstance(each, Tensor) and each.ndim == 2 for each in prompts)
     if not fits or len(prompts) != count:
         shapes = [list(getattr(each, "shape", [])) or repr(each) for each in prompts[:8]]
-        raise InputError(
-            f"got features of shape {shapes} of the text encoder for {pluralize(count, 'text')}; "
-            "expected [n, d] of each text."
+        raise errors.InputError(
+            f"got features of shape {shapes} of the text encoder for "
+            f"{errors.pluralize(count, 'text')}; expected [n, d] of each text."
         )
     sizes, widths = [len(prompt) for prompt in prompts], {prompt.shape[1] for prompt in prompts}
     if min(sizes) < 1 or max(sizes) > length or len(widths) > 1:
-        raise InputError(
+        raise errors.InputError(
             f"got prompts of {', '.join(map(str, sizes[:8]))} features of {sorted(widths)} "
             f"numbers; expected 1 to {length} of each, of one width. Cut longer ones."
         )

@@ -27,15 +27,9 @@ from ragspec.visual.families.latents import LatentFamily
 from ragspec.visual.latents.rules import Near
 from ragspec.visual.latents.target import LatentDraws
 from ragspec.visual.loading import MODEL, ImageFolder, is_model, read_kind
+from ragspec.visual.masked import schedule as schedules
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedModel
-from ragspec.visual.masked.schedule import (
-    FLOOR,
-    LearnedSchedule,
-    MaskedSampler,
-    masked_counts,
-    order_of,
-)
 from ragspec.visual.masked.target import MaskedTarget
 from ragspec.visual.models.autoencoder import Autoencoder, KLAutoencoder
 from ragspec.visual.models.raster import Raster
@@ -82,9 +76,9 @@ class Mar(LatentFamily):
         super().__init__(model, tokenizer, folder)
         self.iterations = iterations or 0
         if iterations is not None:
-            masked_counts(self.raster.codes, iterations)  # raises InputError
+            schedules.masked_counts(self.raster.codes, iterations)  # raises InputError
         self._floor = floor
-        self.schedule = LearnedSchedule(STEPS if steps is None else steps, floor or 0.0)
+        self.schedule = schedules.LearnedSchedule(STEPS if steps is None else steps, floor or 0.0)
         check_setting("prefill", prefill)
         self.prefill, self._begin = prefill, ceil(prefill * self.raster.codes)
         self._ahead = 0
@@ -115,7 +109,7 @@ class Mar(LatentFamily):
         self._ahead = 0 if drafter == MODEL else nodes
         self._needs_density = drafted and not isinstance(rule, Near)
         if self._floor is None and self._needs_density:
-            self.schedule = LearnedSchedule(self.schedule.steps, FLOOR)
+            self.schedule = schedules.LearnedSchedule(self.schedule.steps, schedules.FLOOR)
         self._expect_density(1.0)
 
     def usual_drafter(self, mode: str, named: bool) -> str | None:
@@ -173,7 +167,7 @@ class Mar(LatentFamily):
         self, conditions: Tensor, config: ImageConfig, progress: Progress
     ) -> list[ImageSample]:
         """Generate a batch without drafts, in `iterations` forwards."""
-        sampler = MaskedSampler(
+        sampler = schedules.MaskedSampler(
             self.model, self.schedule, self.iterations, config.guidance_scale, config.temperature
         )
         noises, count = [NoiseStream(seed) for seed in config.seeds], len(config.rows)
@@ -187,7 +181,7 @@ class Mar(LatentFamily):
         sizes = -np.diff(np.array([places, *sampler.left]))
         counts, shape = np.repeat(sizes, sizes), self.raster.shape
         counts[before:] = 0
-        orders = [order_of(noise, places).argsort().reshape(shape).numpy() for noise in noises]
+        orders = [schedules.order_of(n, places).argsort().reshape(shape).numpy() for n in noises]
         return [
             ImageSample(
                 values=each,
