@@ -268,21 +268,19 @@ class ImagePipeline:
 
     # Calls
 
-    def __call__(
-        self, prompt: Any = None, class_labels: Any = None, **settings: Any
-    ) -> ImageOutput:
+    def __call__(self, prompt: Any = None, class_labels: Any = None, **others: Any) -> ImageOutput:
         """Generate images.
 
         Args:
             prompt, class_labels: What to draw, see `ImageCall`.
-            settings: The other fields of `ImageCall`: seed, generator, guidance_scale, ...
+            others: The other fields of `ImageCall`: seed, generator, guidance_scale, ...
 
         Raises:
             InputError, SamplingError, PromptTooLongError, ModelError: An argument is refused.
         """
         from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-        call = ImageCall.of({"prompt": prompt, "class_labels": class_labels, **settings})
+        call = ImageCall.of({"prompt": prompt, "class_labels": class_labels, **others})
         self.family.check(call)
         raster = self.family.sized(call.height, call.width)
         conditions = self.family.conditions(call, raster)

@@ -62,16 +62,11 @@ class Citation:
 
     @classmethod
     def of(
-        cls,
-        document: Document,
-        characters: Span,
-        answer: Span,
-        passage: int,
-        matched_by: str = "match",
+        cls, document: Document, characters: Span, answer: Span, passage: int, how: str = "match"
     ) -> Self:
         """Return the citation of characters of a document at those of the answer."""
         place, page = document.place(*characters), document.page_of(characters[0])
-        return cls(document.name, *characters, *answer, passage, matched_by, place, page)
+        return cls(document.name, *characters, *answer, passage, how, place, page)
 
 
 class Quote(NamedTuple):
@@ -179,11 +174,7 @@ class Support(StrEnum):
 
 
 def find_evidence(
-    question: str,
-    generation: Generation,
-    prompt: Prompt,
-    sentences: tuple[Sentence, ...],
-    short: str = "",
+    question: str, generation: Generation, prompt: Prompt, sentences: Sequence[Sentence], short: str
 ) -> tuple[tuple[Citation, ...], Support, Sentence | None]:
     """Return citations, support and supporting sentence of an answer, see `Answer`."""
     text = generation.text

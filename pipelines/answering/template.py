@@ -81,9 +81,7 @@ class PromptTemplate:
         turns.append({"role": "user", "content": self.content(question, passages)})
         return render_chat(tokenizer, turns)
 
-    def content(
-        self, question: str, passages: Passages, *, chat: bool = True, first: int = 1
-    ) -> str:
+    def content(self, question: str, passages: Passages, chat: bool = True, first: int = 1) -> str:
         """Return the user's turn, or without `chat` the prompt; passages count from `first`."""
         question = " ".join(question.split())
         if self.template is not None:

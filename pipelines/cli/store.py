@@ -208,10 +208,7 @@ def _show(info: dict[str, Any], terminal: Terminal) -> None:
     tokenizer = info["tokenizer"][:PREFIX] if info["tokenizer"] else "unknown"
     terminal.line(f"tokenizer {tokenizer}, outputs of model {model}")
     if segments:
-        rows = [
-            [*(r[key] for key in COLUMNS), f"{r['tokens']:,}", f"{r['documents']:,}"]
-            for r in segments
-        ]
+        rows = [[*map(r.get, COLUMNS), f"{r['tokens']:,}", f"{r['documents']:,}"] for r in segments]
         terminal.table("segments, oldest text first", [*COLUMNS, ">tokens", ">documents"], rows)
 
 

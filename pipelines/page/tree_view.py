@@ -96,9 +96,7 @@ class _Pictures:
         caption += ", then the end" if ended else f", then “{self._text(added[0])}” by the target"
         return DraftView(number, accepted, caption, nodes, max(node.row for node in nodes))
 
-    def _looks(
-        self, step: Step, before: str, added: Sequence[int]
-    ) -> Iterator[tuple[str, str, str]]:
+    def _looks(self, step: Step, before: str, added: Sequence[int]) -> Iterator[tuple[str, ...]]:
         """Yield class, text and tooltip of the root, of the nodes, and of the target's tokens."""
         tree = step.tree
         yield "root", printed(before), "the text before this draft"

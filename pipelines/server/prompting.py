@@ -73,7 +73,7 @@ def read_chat(body: schema.ChatRequest, documents: DocQA) -> list[EngineRequest]
     sampling, options, new = read.sampling, read.options, _limit_of(body)
     unasked = documents.unasked(question, result) if hits or result.refused else None
     if unasked is not None:  # its options are checked as if the model were called
-        _limit(options, [0], new, engine, "messages")
+        _limit(options, 1, new, engine, "messages")
         engine.prepare([0], sampling, options)
         return [EngineRequest((), sampling, options, search=result, unasked=unasked)]
     if hits and not is_chat(engine.tokenizer):
@@ -85,7 +85,7 @@ def read_chat(body: schema.ChatRequest, documents: DocQA) -> list[EngineRequest]
         raise InputError("messages: expected some text, got none.")
     options |= {"spans": prompt.spans, "texts": prompt.layout}
     source = "documents" if body.documents else "messages"
-    _limit(options, prompt.token_ids, new, engine, source)
+    _limit(options, len(prompt.token_ids), new, engine, source)
     answer = partial(documents.answer_of, Question(question, result), prompt) if hits else None
     return [EngineRequest(prompt.token_ids, sampling, options, result, answer)]
 
@@ -102,7 +102,7 @@ def read_completion(
     for prompt in body.prompts:
         (ids,), _ = encode_prompts(prompt, engine.tokenizer, engine.target.input_size)
         options: Options = {**read.options}
-        _limit(options, ids, new, engine, "prompt")
+        _limit(options, len(ids), new, engine, "prompt")
         echo, echoed = TextOutput(engine.tokenizer), tuple[TokenLogprob, ...]()
         if body.echo and not gone():
             echo.push(ids)
@@ -138,13 +138,11 @@ def _limit_of(body: schema.TextRequest) -> int | None:
     return first or other
 
 
-def _limit(
-    options: Options, ids: Sequence[int], new: int | None, engine: Engine, source: str
-) -> None:
+def _limit(options: Options, length: int, new: int | None, engine: Engine, source: str) -> None:
     """Set the limit of new tokens, None and -1 for the rest; `source` is the prompt's field."""
     count = new if new is not None and new > 0 else None
-    check_length(len(ids), count, engine.target.max_length, (source, "max_new_tokens"))
-    options["max_new_tokens"] = count or (engine.target.max_length or LONGEST) - len(ids)
+    check_length(length, count, engine.target.max_length, (source, "max_new_tokens"))
+    options["max_new_tokens"] = count or (engine.target.max_length or LONGEST) - length
 
 
 def _search(body: schema.ChatRequest, question: str, documents: DocQA) -> SearchResult:

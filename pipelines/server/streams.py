@@ -42,10 +42,7 @@ class EventStream(EventSourceResponse):
     """
 
     def __init__(
-        self,
-        content: AsyncGenerator[bytes, None],
-        release: Callable[[], None],
-        stall: float = STALL,
+        self, content: AsyncGenerator[bytes], release: Callable[[], None], stall: float = STALL
     ) -> None:
         super().__init__(content, send_timeout=stall)
         self._content = content
@@ -132,7 +129,7 @@ def _whole(
 
 async def _encode(
     running: RunningTexts, reply: OpenAIReply, with_usage: bool
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[bytes]:
     """Yield the encoded events of a stream; an error becomes the last one."""
     done: dict[int, Generation] = {}
 

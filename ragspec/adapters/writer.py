@@ -207,7 +207,8 @@ class HostWriter:
         }
         if job.prompt.hits:
             sentences = tuple(rank_sentences(job.question, job.prompt.hits))
-            citations, support, _ = find_evidence(job.question, generation, job.prompt, sentences)
+            about = job.question, generation, job.prompt, sentences
+            citations, support, _ = find_evidence(*about, "")
             facts["citations"] = [asdict(citation) for citation in citations]
             facts["support"] = support
             facts["sentences"] = [each.to_dict() for each in sentences]

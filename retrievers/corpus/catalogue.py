@@ -157,9 +157,7 @@ def open_view(root: Path, verify: Verify, *, last: View | None = None) -> View:
 
 
 def tokenized(
-    texts: Texts,
-    tokenizer: "Tokenizer | None",
-    progress: ProgressCallback = lambda documents, tokens: None,
+    texts: Texts, tokenizer: "Tokenizer | None", progress: ProgressCallback = lambda *_: None
 ) -> Iterator[TokenRow]:
     """Yield the token ids of every document [T]; token ids pass unchanged.
 

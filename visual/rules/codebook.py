@@ -7,6 +7,7 @@ int32 rows. On normalised rows the order by L2 distance is the order by cosine.
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
@@ -50,9 +51,7 @@ class CodeNeighbours:
         self.size, self.k = rows.shape
 
     @classmethod
-    def build(
-        cls, codebook: Book, k: int, normalised: bool = True, marks: int = 0
-    ) -> "CodeNeighbours":
+    def build(cls, codebook: Book, k: int, normalised: bool = True, marks: int = 0) -> Self:
         """Return the k nearest codes of each row of a code-book [V, d] (tensor or array).
 
         Of codes at the same distance the lower id comes first.
