@@ -132,8 +132,7 @@ class ImageCall:
         fits = isinstance(codes, Tensor) and codes.dtype == torch.int64
         fits = fits and (codes.ndim == 1 or tuple(codes.shape) == raster.shape)
         flat = codes.flatten() if fits else torch.zeros(0, dtype=torch.int64)
-        in_range = 0 < len(flat) <= raster.codes and -1 <= int(flat.min()) <= int(flat.max()) < size
-        if not in_range:
+        if not (0 < len(flat) <= raster.codes and -1 <= int(flat.min()) <= int(flat.max()) < size):
             shape, kind = getattr(codes, "shape", None), type(codes).__name__
             got = f"{codes!r}" if shape is None else f"as {kind} of {codes.dtype}, {list(shape)}"
             raise InputError(

@@ -166,8 +166,7 @@ def class_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
             return None
         labels = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
         names = tuple(labels.get(n, "") for n in range(config.get("num_classes", len(labels))))
-    unnamed = any(not name or name.startswith(_UNNAMED) for name in names)
-    return () if unnamed else names
+    return () if any(not name or name.startswith(_UNNAMED) for name in names) else names
 
 
 def expect_kind(model: object, kind: str) -> None:

@@ -284,16 +284,14 @@ class ImagePipeline:
         self.family.check(call)
         raster = self.family.sized(call.height, call.width)
         conditions = self.family.conditions(call, raster)
-        count = call.num_images_per_prompt
-        rows = [row for row in range(len(conditions)) for _ in range(count)]
+        rows = [row for row in range(len(conditions)) for _ in range(call.num_images_per_prompt)]
         seeds, scales = call.seeds(len(rows)), call.scales(self.family.guidance, len(rows))
         progress_bar = tqdm(total=len(rows) * raster.tokens, **self._bar)
         # Later passes write to tensors of this call, perhaps in another mode than the caller's.
         mode = torch.inference_mode(False)
         with closing(progress_bar) as bar, as_loaded(self.device), mode, torch.no_grad():
             state = CallState(self, call, conditions, raster, bar)
-            samples = state.generate(rows, seeds, scales)
-            return self._output(samples, seeds, state)
+            return self._output(state.generate(rows, seeds, scales), seeds, state)
 
     def _output(
         self, samples: Sequence[ImageSample], seeds: Sequence[int], state: CallState
@@ -331,5 +329,4 @@ class ImagePipeline:
             return codes
         # One by one, as a batch rounds differently: an image is the same alone.
         parts = torch.split(torch.as_tensor(codes), 1)
-        pixels = torch.cat([self.family.pixels(each).cpu() for each in parts])
-        return as_images(pixels, output_type)
+        return as_images(torch.cat([self.family.pixels(each).cpu() for each in parts]), output_type)

@@ -48,8 +48,7 @@ class CallState:
         plain = self.pipe.family.plain_rule is not None and self.pipe.source.name is None
         for numbers in self._groups(scales):
             if self.interrupted:
-                left_out = unfinished(next(iter(samples.values())))
-                samples |= dict.fromkeys(numbers, left_out)
+                samples |= dict.fromkeys(numbers, unfinished(next(iter(samples.values()))))
                 continue
             config = ImageConfig(
                 scales[numbers[0]],

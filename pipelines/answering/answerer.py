@@ -101,8 +101,7 @@ class Answerer(ABC):
         """The most passages of a question."""
         if self._top_k is not None:
             return self._top_k
-        extracts = self._template is not None and self._template.extracts
-        return JUDGED if extracts else PASSAGES
+        return JUDGED if self._template is not None and self._template.extracts else PASSAGES
 
     @property
     def judges(self) -> bool:

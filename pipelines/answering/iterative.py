@@ -188,8 +188,7 @@ class IterativeRag(Answerer):
         prompt = replace(prompt_of(loop.answers[-1]), hits=passages, spans=(), chars=())
         loop.report.queries += len(self._repeats) - repeats
         loop.report.changed = self._repeats.count(False)
-        generation = self._joined(loop, time.perf_counter() - began)
-        answer = self.answer_of(question, prompt, generation)
+        answer = self.answer_of(question, prompt, self._joined(loop, time.perf_counter() - began))
         self.engine.notify(answer.generation)
         return answer
 

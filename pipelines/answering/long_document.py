@@ -228,8 +228,7 @@ def _laid(engine: Engine, saved: SavedDocument) -> tuple[Hit, Prompt]:
     if not text:
         raise InputError(f"that part of {document.name} holds no text; choose another.")
     first = document.text.index(text, start)
-    passage = Passage(0, first, first + len(text), document.title, text)
-    hit = Hit(document, passage, 1.0)
+    hit = Hit(document, Passage(0, first, first + len(text), document.title, text), 1.0)
     whole, at = led_by(tokenizer, "?", hit, template)
     if not at:
         raise InputError(

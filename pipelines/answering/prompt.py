@@ -132,8 +132,7 @@ def passage_first(
         # At end 0 the template changed the passage, and no part can be shared.
         prefix = placed(tokenizer, text[: end or len(text)], [hit])
     rest = encode_text(tokenizer, text[end:]).ids if end else ()
-    ids = (*prefix.token_ids, *rest)
-    whole = replace(prefix, text=without_marks(text), token_ids=ids)
+    whole = replace(prefix, text=without_marks(text), token_ids=(*prefix.token_ids, *rest))
     return lay_out(tokenizer, whole, template)
 
 

@@ -205,8 +205,7 @@ def interval(ratios: Sequence[float], level: float = 0.95) -> tuple[float, float
 
     if not ratios:
         return math.nan, math.nan
-    rng = np.random.default_rng(0)
-    draws = rng.choice(np.asarray(ratios), size=(RESAMPLES, len(ratios)))
+    draws = np.random.default_rng(0).choice(np.asarray(ratios), size=(RESAMPLES, len(ratios)))
     low, high = np.quantile(np.median(draws, axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

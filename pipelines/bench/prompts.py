@@ -117,8 +117,7 @@ def _turn(row: Row, where: str) -> tuple[str, str, str]:
         text = row["prompt"] if "prompt" in row else row["turns"][0]
         if not isinstance(text, str) or not text.strip() or isinstance(row.get("turns"), str):
             raise TypeError(f"the prompt is {text!r}, not a text")
-        name = str(row.get("id", row.get("question_id", where)))
-        return str(row["category"]), name, text
+        return str(row["category"]), str(row.get("id", row.get("question_id", where))), text
     except (KeyError, IndexError, TypeError) as error:
         raise DocumentError(
             f"{where}: cannot be read ({error!r}); expected a JSON object with id, category and "

@@ -48,8 +48,7 @@ def get(name: Annotated[str, Argument(help="A name of the list, such as smollm2.
     from ragspec.models.fetch import fetch
 
     o.silence_transformers()
-    folder = fetch(name, note=terminal.note)
-    terminal.line(f"{name} is there: {folder}")
+    terminal.line(f"{name} is there: {fetch(name, note=terminal.note)}")
 
 
 @app.command()
@@ -111,8 +110,7 @@ def _facts(folder: Path) -> dict[str, object]:
                 weights += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
         facts["parameters"] = weights
     with suppress(ModelError):
-        config = read_config(folder / "config.json")
-        facts["context"] = config.get("max_position_embeddings")
+        facts["context"] = read_config(folder / "config.json").get("max_position_embeddings")
     return facts
 
 

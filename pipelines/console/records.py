@@ -147,8 +147,7 @@ def read_value(field: Parameter, text: str) -> object:
     from pydantic import Field, TypeAdapter, ValidationError
 
     (setting,) = field.annotation.__metadata__
-    limits = Field(ge=setting.min, le=setting.max)
-    kind: Any = Annotated[get_args(field.annotation)[0], limits]
+    kind: Any = Annotated[get_args(field.annotation)[0], Field(ge=setting.min, le=setting.max)]
     try:
         return TypeAdapter(kind).validate_python((setting.parser or str)(text))
     except ValidationError as error:

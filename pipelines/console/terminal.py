@@ -125,8 +125,7 @@ class Terminal:
 
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
         for name in columns:
-            right = name.startswith(">")
-            table.add_column(name.lstrip(">"), justify="right" if right else "left")
+            table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left")
         for row in rows:
             table.add_row(*(printable(cell) for cell in row))
         if not self.out.is_terminal:  # rich assumes 80 columns for a pipe or a log

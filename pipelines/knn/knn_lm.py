@@ -276,8 +276,7 @@ class KnnText:
         right, truth = 0, None
         for query, near, token in zip(queries, searched, new, strict=True):
             logits = self.knn.logits(query.logits, near)
-            before = [*self.prompt, *self.tokens, *new[:right]]
-            scores = distribution.process(logits, before, [[]])
+            scores = distribution.process(logits, [*self.prompt, *self.tokens, *new[:right]], [[]])
             true = int(distribution.select(scores, [query.index]))
             if self.top is not None:
                 self._scored.append(logprob_of(scores[0], true, self.top))

@@ -52,8 +52,7 @@ class Metrics:
         if handle is not None and handle.first:
             self.first.observe(handle.first - handle.submitted)
             if len(generation.tokens) > 1:
-                seconds = handle.finished - handle.first
-                self.each.observe(seconds / (len(generation.tokens) - 1))
+                self.each.observe((handle.finished - handle.first) / (len(generation.tokens) - 1))
         report = generation.report
         for name in ("prompt_tokens", "cached_tokens", "tokens", "forwards"):
             getattr(self, name).inc(getattr(report, name))

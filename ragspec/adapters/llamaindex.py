@@ -16,10 +16,7 @@ from ragspec.registry import optional_packages
 
 with optional_packages():
     from llama_index.core import llms
-    from llama_index.core.base.llms.generic_utils import (
-        chat_response_to_completion_response,
-        stream_chat_response_to_completion_response,
-    )
+    from llama_index.core.base.llms import generic_utils
     from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
     from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 
@@ -65,7 +62,7 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
     ) -> llms.CompletionResponse:
         """Continue a prompt; with `formatted`, without the chat template."""
         reply = self._writer.write(self._job(prompt, kwargs, formatted))[0]
-        return chat_response_to_completion_response(_response(reply))
+        return generic_utils.chat_response_to_completion_response(_response(reply))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
     def stream_complete(
@@ -73,7 +70,7 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
     ) -> llms.CompletionResponseGen:
         """Yield the continuation of a prompt as it grows."""
         replies = self._writer.stream(self._job(prompt, kwargs, formatted))
-        return stream_chat_response_to_completion_response(_response(each) for each in replies)
+        return generic_utils.stream_chat_response_to_completion_response(map(_response, replies))
 
     achat, acomplete = in_thread("chat"), in_thread("complete")
     astream_chat, astream_complete = in_thread("stream_chat"), in_thread("stream_complete")

@@ -170,8 +170,7 @@ class HostWriter:
 
     def write(self, job: Job) -> list[HostReply]:
         """Return the samples of a job."""
-        prompts = [list(job.prompt.token_ids)]
-        requests, _ = self.engine.prepare(prompts, job.sampling, job.options)
+        requests, _ = self.engine.prepare([list(job.prompt.token_ids)], job.sampling, job.options)
         owner, call_end = object(), _CALL_END.get()
         with ExitStack() as stack:
             add = (closing(self.engine.add(each, owner)) for each in requests)

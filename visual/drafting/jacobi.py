@@ -133,8 +133,7 @@ class JacobiSession(DraftSession):
             age = self._age(self._first + i)
             self._rates[age] += _RATE * ((code == token) - self._rates[age])
             if code != token:
-                beside = self._guesses.get(self._first + i, [])[1:]
-                for rank, other in enumerate(beside):
+                for rank, other in enumerate(self._guesses.get(self._first + i, [])[1:]):
                     self._seconds[rank] += _RATE * ((other == token) - self._seconds[rank])
                 break
         ages, self._ages = self._ages, {}

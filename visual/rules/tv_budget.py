@@ -68,8 +68,7 @@ def position_excess(steps: Sequence[Step], label: str) -> NDArray[np.float64]:
     unknown = 0.0 if label.startswith("exact") else nan
     figures: list[float] = []
     for step in steps:
-        missing = len(step.tokens) - len(step.excess)
-        figures += [*step.excess, *[unknown] * missing]
+        figures += [*step.excess, *[unknown] * (len(step.tokens) - len(step.excess))]
     return np.asarray(figures, dtype=np.float64)
 
 
