@@ -19,13 +19,8 @@ from ragspec.visual.families.base import DraftSource, Family
 from ragspec.visual.loading import AUTO, HEAD, JACOBI, MODEL, NONE, find_draft
 from ragspec.visual.rules.lantern import RelaxedWalk
 
-# A draft model or head uses the first of these that the rule accepts.
-_PREFERENCE = (
-    DraftKind.COUPLED,
-    DraftKind.SAMPLED,
-    DraftKind.SAMPLED_WITHOUT_REPLACEMENT,
-    DraftKind.DETERMINISTIC,
-)
+# A draft model or head uses the first of these kinds that the rule accepts.
+_PREFERENCE = ("coupled", "sampled", "sampled-without-replacement", "deterministic")
 
 
 def family_of(family: object, kind: str | None, described: str) -> type[Family]:
@@ -107,7 +102,7 @@ def check_number(drafters: int, rule: Rule) -> None:
 
 def mode_for(rule: Rule, mode: str | None = None) -> str:
     """Return the mode of drafts for a rule, `mode` if set; raise RuleError if it takes none."""
-    kinds = [kind.value for kind in _PREFERENCE if kind in rule.accepts]
+    kinds = [kind for kind in _PREFERENCE if kind in rule.accepts]
     if mode is None and isinstance(rule, RelaxedWalk) and rule.tv_budget is not None:
         mode = DraftKind.DETERMINISTIC.value  # a budget bounds no other drafts
     if not kinds or mode not in (None, *kinds):

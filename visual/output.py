@@ -16,12 +16,8 @@ from ragspec.visual.models.raster import Raster
 from ragspec.visual.rules.tv_budget import position_excess
 
 LABELS = (  # from the strongest to the weakest
-    "exact",
-    "exact up to rounding",
-    "exact-for",
-    "exact-for up to rounding",
-    "bounded",
-    "approximate",
+    *("exact", "exact up to rounding", "exact-for", "exact-for up to rounding"),
+    *("bounded", "approximate"),
 )
 UNFINISHED = "unfinished"  # the label of images if one was interrupted
 OUTCOMES = ("target", "accepted", "reflected", "redrawn")

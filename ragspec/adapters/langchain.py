@@ -15,14 +15,9 @@ from ragspec.engine.prompts import well_formed
 from ragspec.registry import optional_packages
 
 with optional_packages():
+    from langchain_core import messages as chat
     from langchain_core.callbacks import CallbackManagerForLLMRun
     from langchain_core.language_models.chat_models import BaseChatModel, LangSmithParams
-    from langchain_core.messages import (
-        AIMessage,
-        AIMessageChunk,
-        BaseMessage,
-        convert_to_openai_messages,
-    )
     from langchain_core.messages.ai import UsageMetadata
     from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
@@ -53,21 +48,21 @@ class ChatRagspec(HostModel, BaseChatModel, extra="forbid"):  # type: ignore[mis
         return {**params, "ls_provider": "ragspec", "ls_model_name": self._writer.name}
 
     def _job(
-        self, messages: Sequence[BaseMessage], stop: list[str] | None, settings: dict[str, object]
+        self, messages: Sequence[chat.BaseMessage], stop: list[str] | None, more: dict[str, object]
     ) -> Job:
-        turns = convert_to_openai_messages(list(messages))
-        return self._writer.chat(turns, self.request(settings, BOOKKEEPING, stop))
+        turns = chat.convert_to_openai_messages(list(messages))
+        return self._writer.chat(turns, self.request(more, BOOKKEEPING, stop))
 
     def _generate(
         self,
-        messages: list[BaseMessage],
+        messages: list[chat.BaseMessage],
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: object,
     ) -> ChatResult:
         generations = [
             ChatGeneration(
-                message=AIMessage(content=reply.text, **_figures(reply)),
+                message=chat.AIMessage(content=reply.text, **_figures(reply)),
                 generation_info={"finish_reason": reply.facts["finish_reason"]},
             )
             for reply in self._writer.write(self._job(messages, stop, kwargs))
@@ -78,7 +73,7 @@ class ChatRagspec(HostModel, BaseChatModel, extra="forbid"):  # type: ignore[mis
 
     def _stream(
         self,
-        messages: list[BaseMessage],
+        messages: list[chat.BaseMessage],
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: object,
@@ -86,7 +81,7 @@ class ChatRagspec(HostModel, BaseChatModel, extra="forbid"):  # type: ignore[mis
         for reply in self._writer.stream(self._job(messages, stop, kwargs)):
             figures = {"chunk_position": "last", **_figures(reply)} if reply.facts else {}
             info = {"finish_reason": reply.facts["finish_reason"]} if reply.facts else None
-            message = AIMessageChunk(content=reply.delta, **figures)
+            message = chat.AIMessageChunk(content=reply.delta, **figures)
             yield ChatGenerationChunk(message=message, generation_info=info)
 
 
