@@ -10,15 +10,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from ragspec.pipelines.server.errors import SIZE, STORE, TEXT, TOKEN, ApiError
@@ -118,9 +111,9 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Content | None, Field(validate_default=True)] = None
 
-    @field_validator("content")
+    @pydantic.field_validator("content")
     @classmethod
-    def _expect_text(cls, content: Content | None, info: ValidationInfo) -> Content | None:
+    def _expect_text(cls, content: Content | None, info: pydantic.ValidationInfo) -> Content | None:
         if content is None and info.data.get("role") != "assistant":
             raise PydanticCustomError("missing", "expected a text")
         return content
