@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ragspec.retrievers.search.upkeep import Change
 
 LISTED = 8  # most names of a change to show
-Paths = Annotated[list[Path], Argument(help="Folders and files.", parser=checks.filled_path)]
+PathArgument = Annotated[list[Path], Argument(help="Folders and files.", parser=checks.filled_path)]
 IndexArgument = Annotated[Path, Argument(help="Folder of the index.", file_okay=False)]
 ReportOption = Annotated[
     bool, Option("--report", help="Show what was guessed, repaired or left out in each file.")
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 @app.command()
 def build(
-    paths: Paths,
+    paths: PathArgument,
     out: Annotated[Path, Option("--out", "-o", help="Where the index is written.")],
     embedder: o.EmbedderOption = None,
     dense: Annotated[
@@ -58,7 +58,7 @@ def build(
 @app.command()
 def add(
     index: IndexArgument,
-    paths: Paths,
+    paths: PathArgument,
     embedder: o.EmbedderOption = None,
     report: ReportOption = False,
 ) -> None:

@@ -54,10 +54,10 @@ class Result:
 
 # Writes the text of a request with an engine, also in part if it is interrupted. The last argument
 # says whether to search without speculation too.
-Runner = Callable[["Engine", "Sampling", OnText, OnRead, bool], Result]
+TextRunner = Callable[["Engine", "Sampling", OnText, OnRead, bool], Result]
 
 
-def run_and_show(write: Runner, engine: Engine, text: TextOptions, terminal: Terminal) -> None:
+def run_and_show(write: TextRunner, engine: Engine, text: TextOptions, terminal: Terminal) -> None:
     """Write a text and show it, compared on --compare; raise typer.Exit if it was interrupted."""
     output, sampling = text.output, text.sampling.settings_for(engine)
     with terminal.prefill_progress() as on_read:
@@ -84,7 +84,7 @@ def discard(piece: str) -> None:
 
 
 def _compare(
-    write: Runner, engine: Engine, sampling: Sampling, outcome: Result, terminal: Terminal
+    write: TextRunner, engine: Engine, sampling: Sampling, outcome: Result, terminal: Terminal
 ) -> Comparison | None:
     """Return the comparison with a plain run, None if that was interrupted."""
     seeded = same_seed(sampling, outcome.generation)
