@@ -212,8 +212,7 @@ class IterativeRag(Answerer):
         strides, last = loop.strides, loop.strides[-1].generation
         text = strides if self.settings.rounds is None else strides[-1:]
         unique = list({id(each): each for each in strides}.values())  # rounds may share a stride
-        reports = [each.generation.report for each in unique]
-        report = joined(reports, last.tokens, seconds, loop.report)
+        report = joined([s.generation.report for s in unique], last.tokens, seconds, loop.report)
         if loop.report.changed:
             report = replace(report, label="approximate")
         steps = [step for each in text for step in each.generation.steps]

@@ -49,8 +49,7 @@ class Stride:
     @property
     def least(self) -> float:
         """The probability of its least probable token; 0 without log-probabilities."""
-        logprobs = self.generation.logprobs or ()
-        return min((math.exp(token.logprob) for token in logprobs), default=0.0)
+        return min((math.exp(each.logprob) for each in self.generation.logprobs or ()), default=0.0)
 
 
 @dataclass(slots=True)

@@ -15,16 +15,13 @@ from typer.core import TyperGroup
 from ragspec import __version__
 from ragspec.errors import RagspecError
 from ragspec.pipelines.bench.cli import app as bench_app
+from ragspec.pipelines.cli import datastore, index, models, store
 from ragspec.pipelines.cli.ask import ask, ask_iterative, ask_long
 from ragspec.pipelines.cli.chat import chat
-from ragspec.pipelines.cli.datastore import app as datastore_app
 from ragspec.pipelines.cli.draw import draw
 from ragspec.pipelines.cli.generate import generate
-from ragspec.pipelines.cli.index import app as index_app
-from ragspec.pipelines.cli.models import app as models_app
 from ragspec.pipelines.cli.serve import serve
 from ragspec.pipelines.cli.show import INTERRUPTED
-from ragspec.pipelines.cli.store import app as store_app
 from ragspec.pipelines.cli.train_head import train_head
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
@@ -66,10 +63,10 @@ app = typer.Typer(
     help="Ask your documents and get the same answer sooner: speculation from text that exists.",
 )
 
-app.add_typer(index_app, name="index")
-app.add_typer(store_app, name="store")
-app.add_typer(datastore_app, name="datastore")
-app.add_typer(models_app, name="models")
+app.add_typer(index.app, name="index")
+app.add_typer(store.app, name="store")
+app.add_typer(datastore.app, name="datastore")
+app.add_typer(models.app, name="models")
 app.add_typer(bench_app, name="bench")
 for command in (ask, ask_long, ask_iterative, generate, chat, draw, serve, train_head):
     add_command(app, command)

@@ -112,12 +112,11 @@ class EngineOptions(PlaceOptions):
             runtime=self.runtime,
         )
         stores = stores or StoreOptions()
-        stored = stores.store is not None or stores.history is not None
         sources = open_sources(
             stores.store,
             stores.history,
             tokenizer=tokenizer,
-            model=target.model if stored else None,
+            model=target.model if stores.store or stores.history else None,
             scope=stores.tenant,
         )
         if self.draft_model is not None:

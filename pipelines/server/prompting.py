@@ -18,10 +18,8 @@ from ragspec.pipelines.answering.template import is_chat
 from ragspec.pipelines.openai import NAMES, GenerateRequest, read_settings
 from ragspec.pipelines.server import schema
 from ragspec.reports.generation import Generation
+from ragspec.retrievers.search import fusion, passages, sentences
 from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.fusion import Hit
-from ragspec.retrievers.search.passages import Passage
-from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.text_output import TextOutput
 from ragspec.verification.causal import score_tokens
@@ -152,7 +150,7 @@ def _search(body: schema.ChatRequest, question: str, documents: DocQA) -> Search
         hits = [_hit_of(number, each) for number, each in enumerate(body.documents, start=1)]
         if hits and last != "user":
             raise InputError("got documents, and a last message that is no user's.")
-        return SearchResult(hits, tuple(rank_sentences(question, hits, ranked=False)))
+        return SearchResult(hits, tuple(sentences.rank_sentences(question, hits, ranked=False)))
     if last != "user" or not question.strip():
         return SearchResult()
     earlier = [schema.text_of(turn.content) for turn in body.messages[:-1] if turn.role == "user"]
@@ -161,16 +159,16 @@ def _search(body: schema.ChatRequest, question: str, documents: DocQA) -> Search
     return replace(result, hits=documents.read_hits(result))
 
 
-def _hit_of(number: int, document: schema.DocumentText | str) -> Hit:
+def _hit_of(number: int, document: schema.DocumentText | str) -> fusion.Hit:
     """Return a document of a request as a hit of one passage."""
     each = schema.DocumentText(text=document) if isinstance(document, str) else document
     name = each.title or f"document {number}"
-    passage = Passage(number - 1, 0, len(each.text), name, each.text)
-    return Hit(Document(name, name, each.text), passage, 1.0)
+    passage = passages.Passage(number - 1, 0, len(each.text), name, each.text)
+    return fusion.Hit(Document(name, name, each.text), passage, 1.0)
 
 
 def _conversation(
-    body: schema.ChatRequest, turns: Sequence[str], hits: Sequence[Hit], documents: DocQA
+    body: schema.ChatRequest, turns: Sequence[str], hits: Sequence[fusion.Hit], documents: DocQA
 ) -> Prompt:
     """Return the prompt of turns, with passages in the last; without a template, texts alone."""
     tokenizer = documents.engine.tokenizer

@@ -18,11 +18,8 @@ from ragspec.engine.request import Options
 from ragspec.errors import InputError, ModelError, QueueFullError, StoreError, UnknownNameError
 from ragspec.pipelines.answering.docqa import DocQA
 from ragspec.pipelines.methods import compose
-from ragspec.pipelines.server.errors import ApiError
-from ragspec.pipelines.server.metrics import Metrics
-from ragspec.pipelines.server.prompting import EngineRequest
+from ragspec.pipelines.server import errors, metrics, prompting, streams
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.pipelines.server.streams import RunningTexts
 from ragspec.registry import expect_known, unknown
 
 if TYPE_CHECKING:
@@ -92,7 +89,7 @@ class Serving:
         self._executor = ThreadPoolExecutor(1, "ragspec-alone")
         self.running_alone: set[Future[Any]] = set()
         self.stopped = threading.Event()
-        self.metrics = Metrics(self.scheduler)
+        self.metrics = metrics.Metrics(self.scheduler)
 
     def engine_of(
         self,
@@ -138,7 +135,7 @@ class Serving:
         texts, field = prompts * samples, "n" if samples > 1 else "prompt"
         if model != self.name:
             message = f"got the model {model!r}; expected {self.name!r}, which is served here."
-            raise ApiError(404, message, "model_not_found", "model")
+            raise errors.ApiError(404, message, "model_not_found", "model")
         if texts > (most := self.settings.max_batch_size + self.settings.max_queue_size):
             raise InputError(
                 f"got {texts} texts by {field} in one request; expected {most} at most, which is "
@@ -147,11 +144,11 @@ class Serving:
         self.scheduler.expect_room(texts)
 
     def submit(
-        self, body: "TextRequest", requests: Sequence[EngineRequest], tenant: str
-    ) -> RunningTexts:
+        self, body: "TextRequest", requests: Sequence[prompting.EngineRequest], tenant: str
+    ) -> streams.RunningTexts:
         """Submit all texts of a request, or raise QueueFullError; some have none."""
         samples = range(body.n or 1)
-        running = RunningTexts([each for each in requests for _ in samples], [])
+        running = streams.RunningTexts([each for each in requests for _ in samples], [])
         engine = self.engine_of(tenant, body.drafter, body.budget, body.store)
         if requests[0].unasked is not None:
             return running
