@@ -101,8 +101,8 @@ async def answer(
 ) -> Response:
     """Return the response to a request whose texts are running."""
     if body.stream:
-        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(_encode(running, reply, with_usage), running.cancel)
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        return EventStream(_encode(running, reply, usage), running.cancel)
     try:
         texts = await until_disconnected(request, running.finished())
     finally:
@@ -110,9 +110,7 @@ async def answer(
     return JSONResponse(await run_in_thread(_whole, running, reply, texts))
 
 
-def _whole(
-    running: RunningTexts, reply: OpenAIReply, texts: Sequence[Generation]
-) -> dict[str, object]:
+def _whole(running: RunningTexts, reply: OpenAIReply, texts: list[Generation]) -> dict[str, object]:
     """Return a whole answer."""
     choices = []
     for index, each in enumerate(texts):
@@ -127,9 +125,7 @@ def _whole(
     return reply.record(choices, chunk=False, **figures(texts))
 
 
-async def _encode(
-    running: RunningTexts, reply: OpenAIReply, with_usage: bool
-) -> AsyncGenerator[bytes]:
+async def _encode(running: RunningTexts, reply: OpenAIReply, usage: bool) -> AsyncGenerator[bytes]:
     """Yield the encoded events of a stream; an error becomes the last one."""
     done: dict[int, Generation] = {}
 
@@ -149,7 +145,7 @@ async def _encode(
                 message = await run_in_thread(running.message, index, generation)
                 finish = finish_reason(generation)
                 yield chunk(reply.choice(index, "", stream=True, finish=finish, **message))
-        if with_usage:
+        if usage:
             yield chunk(**figures([done[index] for index in sorted(done)]))
     except Exception as error:
         failure = as_api_error(error)
