@@ -128,7 +128,8 @@ def remove(
         folders = [os.path.abspath(each) for each in inputs]
         paths = tuple(each for each in index.origin.paths if not _within(each, folders))
         places = [_place(each) for each in index.documents if each.name in gone and each.path]
-        places += [f for f in map(clean, folders) if any(_within(each, [f]) for each in places)]
+        above = {str(parent) for each in places for parent in Path(each).parents}
+        places += [each for each in map(clean, folders) if each in above]
         every = dict.fromkeys((*index.origin.removed, *places))
         removed = tuple(each for each in every if _within(each, map(clean, paths)))
         return IndexPlan(stay, replace(index.origin, paths=paths, removed=removed))
@@ -157,7 +158,7 @@ def refresh(
         origin = index.origin
         paths = origin.paths or tuple(_place(each) for each in index.documents if each.path)
         before, missing, skipped = _known(index), list[Skipped](), list[Skipped]()
-        read, places = list[Document](), set[str]()
+        read, places, removed = list[Document](), set[str](), {*origin.removed}
         for path in paths:
             try:
                 loaded = load_documents(path, known=before, on_progress=on_progress)
@@ -171,9 +172,9 @@ def refresh(
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
         closed = [each for each in skipped if not each.reason.startswith("holds no text")]
-        lost = [clean(each.path) for each in (*missing, *closed)]  # as the documents' paths are
+        lost = {clean(each.path) for each in (*missing, *closed)}  # as the documents' paths are
         stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
-        new = [e for e in read if _place(e) in before or not _within(_place(e), origin.removed)]
+        new = [e for e in read if _place(e) in before or not _within(_place(e), removed)]
         documents = with_unique_names([*stay, *_as_before(index, new)])
         return IndexPlan(documents, origin, skipped, missing)
 
@@ -267,7 +268,7 @@ def _as_before(index: PassageIndex, documents: Iterable[Document]) -> list[Docum
 
 
 def _within(path: str, folders: Iterable[str]) -> bool:
-    return any(path == each or path.startswith(each.rstrip(os.sep) + os.sep) for each in folders)
+    return not {path, *map(str, Path(path).parents)}.isdisjoint(folders)
 
 
 def _named(index: PassageIndex, name: str) -> list[str]:
