@@ -10,6 +10,7 @@ Thresholds are those of the paper's code.
 
 from collections.abc import Sequence
 from itertools import cycle, islice, takewhile
+from math import inf
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import Combined, SourcesSession, as_kind
@@ -99,8 +100,8 @@ class Select(Combined):
         if not isinstance(sources, Sequence) or not sources:
             raise InputError(f"got {sources!r} as sources; expected a list of drafters.")
         super().__init__("select", [*sources, *([] if fallback is None else [fallback])])
-        self.threshold = checked_number(threshold, "threshold")
-        self.discounts = [0.0, *[checked_number(discount, "discount")] * (len(sources) - 1)]
+        self.threshold = checked_number(threshold, "threshold", -inf)
+        self.discounts = [0.0, *[checked_number(discount, "discount", -inf)] * (len(sources) - 1)]
 
     def open(self, request: DraftRequest) -> "SelectSession":
         """Return a session that holds one session of every drafter."""

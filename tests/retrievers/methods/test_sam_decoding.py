@@ -61,6 +61,8 @@ def test_the_fallback_drafts_if_no_match_reaches_the_threshold() -> None:
     assert chosen(Select([short], other), [1]) == ("other",)
     assert chosen(Select([short], other, threshold=4), [1]) == ("short",)
     assert chosen(Select([short]), [1]) == ("short",)
+    both = Select([FixedDrafter([], "nothing"), short], other, threshold=-1)
+    assert chosen(both, [1]) == ("short",), "a match of 4 less a discount of 5"
     assert chosen(Select([short], FixedDrafter([], "nothing")), [1]) == ("short",)
 
 
