@@ -169,7 +169,7 @@ def tokenized(
     Raises:
         InputError: A text comes without a tokenizer, or a document is no row of token ids.
     """
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
+    if isinstance(texts, str) or not (hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")):
         raise InputError(f"got {texts!r:.40}; expected a list or stream of texts or of token ids.")
     stream = iter(texts)
     documents = tokens = 0

@@ -128,6 +128,11 @@ def test_no_special_tokens_and_no_warning_for_long_texts(
     assert not caplog.text and not capsys.readouterr().err
 
 
+def test_rows_may_be_read_by_number() -> None:
+    rows: Any = type("Rows", (), {"__getitem__": lambda self, number: [[1], [2, 3]][number]})()
+    assert [row.tolist() for row in tokenized(rows, None)] == [[1], [2, 3]]
+
+
 def test_chunks_end_with_whole_documents() -> None:
     rows = tokenized([[1] * 3, [2] * 3, [3] * 10, [4]], None)
     results = [[document.tolist() for document in piece] for piece in chunks(rows, 5)]
