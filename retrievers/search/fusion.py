@@ -136,18 +136,17 @@ def _listed(results: object, owner: str, expected: str) -> Iterable[Any]:
 def search_hits(retriever: Retriever, query: str, k: int) -> list[Hit]:
     """Return at most k hits with text, best first; raise InputError for what is no hit."""
     owner, expected = f"{type(retriever).__name__}.search()", "a list of Hit"
-    hits: list[Hit] = []
-    for hit in _listed(retriever.search(query, k), owner, expected):
+
+    def checked(hit: object) -> Hit:
         if not isinstance(hit, Hit):
             raise InputError(
                 f"{owner} returned {hit!r} among its results, expected {expected}. A function that "
                 "returns (text, score, meta) triples is a retriever, too."
             )
-        if hit.passage.text.strip():
-            hits.append(hit)
-        if len(hits) >= k:
-            break
-    return hits
+        return hit
+
+    hits = map(checked, _listed(retriever.search(query, k), owner, expected))
+    return list(islice((hit for hit in hits if hit.passage.text.strip()), k))
 
 
 def as_retriever(source: Retriever | SearchFunction) -> Retriever:

@@ -114,6 +114,7 @@ def test_bare_function_becomes_a_retriever() -> None:
     assert len(as_retriever(lambda query: cycle(search(query, 3))).search("cats", 5)) == 5
     endless = type("Engine", (), {"search": lambda self, query, k: cycle(hits)})()
     assert search_hits(endless, "cats", 5) == [*hits, *hits][:5]
+    assert search_hits(endless, "cats", 0) == []
     last = as_retriever(lambda query: search(query, 3)[3:]).search("cats", 1)[0]
     assert last.document == hits[2].document and last.document.name != hits[1].document.name
     loose = as_retriever(lambda *values, **named: [(str(named), 1.0, {})])
