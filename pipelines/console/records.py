@@ -6,13 +6,13 @@ an `option` or `argument` as just that, and collects those that are a `setting` 
 that commands share may be typer's `Annotated`.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature
 from operator import ge, le
-from pathlib import Path
 from types import EllipsisType
 from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
@@ -173,10 +173,9 @@ def split_drafters(text: str) -> list[str]:
     """Return the drafters that a text joins by +; the longest path that exists counts as one."""
     names, rest = list[str](), text.split("+")
     while rest:
-        paths = ((n, Path("+".join(rest[:n])).expanduser()) for n in range(len(rest), 1, -1))
-        size = next((n for n, path in paths if path.exists()), 1)
-        names.append("+".join(rest[:size]))
-        rest = rest[size:]
+        starts = ["+".join(rest[:n]) for n in range(len(rest), 0, -1)]
+        names.append(next((x for x in starts if os.path.exists(os.path.expanduser(x))), rest[0]))
+        rest = rest[names[-1].count("+") + 1 :]
     return names
 
 
