@@ -188,7 +188,8 @@ def _pairs(tree: DraftTree) -> list[tuple[int, int]]:
 
 def _over(sources: Sources) -> Fuse:
     retrievers = [ContextDrafter(), *sources.past()]
-    drafters = [*sources.models(), *[NeighbourDrafter()] * bool(sources.top_k_feedback)]
+    neighbours = [NeighbourDrafter()] if sources.top_k_feedback else []
+    drafters = [*sources.models(), *neighbours]
     if not drafters:
         return Fuse(retrievers, "rasd")  # there is no distribution to prune by
     return Rasd(drafters[0], [*retrievers, *drafters[1:]])

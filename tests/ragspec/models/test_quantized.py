@@ -234,7 +234,7 @@ def test_models_that_cannot_be_quantized_are_refused() -> None:
     twice = quantized(copy.deepcopy(tiny.model("llama")))
     with pytest.raises(ModelError, match="expected floating weights"):
         quantized(twice)
-    with pytest.raises(ModelError, match="got none of these. Leave dtype='int4' out"):
+    with pytest.raises(ModelError, match=r"got none of these\. Leave dtype='int4' out"):
         quantized(copy.deepcopy(tiny.model("gpt2")), "int4")  # has no linear layer but its head
     with pytest.raises(ModelError, match="got dtype='int8' on meta"):
         quantized(copy.deepcopy(tiny.model("llama")).to("meta"))
