@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ragspec.errors import DocumentError
-from ragspec.retrievers.formats.encodings import Extract, clean, decode, joined
+from ragspec.retrievers.formats.encodings import SAMPLE, Extract, clean, decode, joined
 from ragspec.retrievers.formats.office import read_part
 from ragspec.retrievers.formats.readers import MAX_BYTES, format_of, left_out, parsing
 
 NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, an amount
+QUOTED = re.compile(r'(?<![^;,\t|\n])"[^"]*(?:""[^"]*)*"(?![^;,\t|\n])')  # a cell, also of lines
 SEPARATOR = re.compile(r"sep=([;,|\t])(?=\n|$)", re.I)  # the first line of files that Excel writes
 # Of a format of numbers: text, an escape, a gap, a currency or a colour; and a plain section.
 LITERAL = re.compile(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^]-]*))?[^]]*\]')
@@ -42,22 +43,22 @@ def row_lines(rows: Iterable[Sequence[str]], numeric: Container[int] = ()) -> It
     table = [line.rstrip("\t").split("\t") for line in lines]
     numbers = [n in numeric or any(map(NUMBER.fullmatch, row)) for n, row in enumerate(table)]
     names, below, is_start = list[str](), list[bool](), True  # below: is each row like the names?
-    end_of_forms = count_form_rows(table, numbers)
+    end_of_forms, width = count_form_rows(table, numbers), 0
     for index, cells in enumerate(table):
         if index < end_of_forms or (len(cells) < 2 and (is_start or not cells[0])):
             is_start = True  # below a form, an empty row or the title of a table
             yield "\t".join(cells)
             continue
         is_text = not numbers[index] and all(cells[1:]) and 1 < len(cells) == len(set(cells))
-        if is_start and len(cells) > len(names):
-            is_wider = is_text and numbers[index + 1 : index + 2] == [True]
-            names, below = ([], []) if is_wider else (names if is_text else [], below)
+        if is_start and len(cells) > width and is_text and numbers[index + 1 : index + 2] == [True]:
+            names, below = [], []
         is_header = is_start and is_text and (bool(below) or not names)
         if is_header:
             names, below = ([], below) if any(below) else (cells, [])
         else:
+            names = [] if is_start and len(cells) > len(names) else names
             below.append(is_text)
-        is_start = False
+        is_start, width = False, max(width, len(cells))
         if is_header or not names:
             yield "\t".join(cells)
         else:
@@ -82,7 +83,8 @@ def count_form_rows(table: Sequence[list[str]], numbers: Sequence[bool]) -> int:
 def count_to_names(groups: Sequence[list[tuple[int, list[str]]]], numbers: Sequence[bool]) -> int:
     """Return the first row of names below a pair of cells alone, else that of the groups.
 
-    Names are wider, or stand at once and above a number. Rows that all have one are a table's.
+    Names are wider, or stand at once and above a number. Rows that all have one, or wider ones
+    below a title, are a table's.
     """
     (start, pair), *more = groups[0]
     for place, rows in enumerate(groups[2::2] if len(pair) == 2 and not more else ()):
@@ -90,7 +92,8 @@ def count_to_names(groups: Sequence[list[tuple[int, list[str]]]], numbers: Seque
         is_names = len(cells) > 1 and numbers[row : row + 2] == [False, True]
         if len(cells) > 2 or (is_names and not place):
             return row
-        if len(rows) > 1 and all(numbers[n] for n, _ in rows):
+        has_title = len(cells) < 2 < max(len(each) for _, each in rows)
+        if has_title or (len(rows) > 1 and all(numbers[n] for n, _ in rows)):
             break
     return start
 
@@ -109,7 +112,8 @@ def read_csv(path: Path, data: bytes) -> Extract:
         rows = [*csv.reader(StringIO(text), delimiter=delimiter)]
         by_line = [*csv.reader(StringIO(text), delimiter=delimiter, quoting=csv.QUOTE_NONE)]
         ((width, count),) = Counter(map(len, by_line)).most_common(1)
-        is_torn = text.count('"') % 2 or (width > 1 and count > 0.9 * len(by_line))
+        fewest = max(0.9 * len(by_line), sum(len(row) == width for row in rows))
+        is_torn = text.count('"') % 2 or (width > 1 and count > fewest)
         what = "some were removed"
         if is_torn and any("\n" in cell for row in rows for cell in row):
             rows, what = by_line, "each line was read as a row, with them"
@@ -123,13 +127,13 @@ def delimiter_of(text: str) -> str:
     It forms the most cells in lines of the most frequent width. But a semicolon or tab that splits
     the first two alike precedes commas, which numbers have.
     """
-    lines = [*islice(filter(str.strip, StringIO(text)), 40)]
+    lines = [*islice(filter(str.strip, StringIO(QUOTED.sub('""', text[:SAMPLE]))), 40)]
     scores = dict[str, tuple[bool, bool, int]]()
     for each in ";\t,|":
-        widths = [len(row) for line in lines for row in csv.reader([line], delimiter=each)]
-        ((width, count),) = Counter(n for n in widths if n > 1).most_common(1) or [(1, 0)]
-        is_alike = each in ";\t" and 1 < min(widths[:2], default=1) == max(widths[:2])
-        scores[each] = is_alike, count > 1, count * (width - 1)
+        counts = [line.count(each) for line in lines]
+        ((most, rows),) = Counter(filter(None, counts)).most_common(1) or [(0, 0)]
+        is_alike = each in ";\t" and 0 < min(counts[:2], default=0) == max(counts[:2])
+        scores[each] = is_alike, rows > 1, rows * most
     return max(scores, key=scores.__getitem__)
 
 
