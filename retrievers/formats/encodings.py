@@ -49,6 +49,7 @@ BALTIC = ("ąčęėįšųūž", "āčēģīķļņšūž")  # which others resemb
 SIGNS, LETTER = "“”‘«»€°§©®™•µ±×½¼²³£¢¥¾÷\xa0", r"[^\W\d_]"
 # Signs of such a text: some within words, and others before or behind them.
 SIGN = re.compile(f"[’—–…·´]|(?<!{LETTER})[„‚¿¡{SIGNS}]|[{SIGNS}](?!{LETTER})")
+ROMANIAN = re.compile("[ãõ](?![oe])")  # in cp1252; or Hungarian
 SPELLED = 0.95  # least share of such letters and signs
 ENOUGH, DIFFERENT = 8, 2  # fewest bytes above ASCII, and different ones, to guess from
 SAMPLE = 65536
@@ -215,7 +216,10 @@ def _guess(data: bytes) -> str:
     for codec in LATIN:  # the first of equal texts
         texts.setdefault(strict(data, codec) or "\ufffd", codec)
     shares = {c: _spelled(text, ALPHABETS + BALTIC * (c == "cp1257")) for text, c in texts.items()}
-    if shares["cp1252"] >= shares.get("cp1250", 0.0):  # which has many of its letters
+    western, eastern = shares["cp1252"], shares.get("cp1250", 0.0)
+    if shares.get("cp1254", 0.0) >= western > eastern:  # Turkish, whose letters Icelandic has
+        del shares["cp1252"]
+    elif western >= eastern and not ROMANIAN.search([*texts][0]):  # Czech has many of its letters
         shares.pop("cp1250", None)
     best = max(shares.values()) if 3 * len(high) < len(data) else 0.0
     codecs = [codec for codec in shares if shares[codec] == best] if best >= SPELLED else GUESSED
