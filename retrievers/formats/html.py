@@ -52,7 +52,7 @@ ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # l
 INVISIBLE = re.compile("[\u00ad\u200b\u2060-\u2064\ufeff]")
 EDGE = "\u2063"  # of a part of a formula; numbers on both sides of it do not run together
 GAPS = re.compile("(?<=\\d)[\u2062-\u2064]+(?=\\d)|\u2061(?!\\()")  # and before an argument
-FRACTION = re.compile(r"\^(\d+)[/⁄]([₀-₉]+)")
+FRACTION = re.compile(r"(?:(\d)|[^\w)\]])?\^(\d+)[/⁄]([₀-₉]+)")  # but no power of x or (x)
 SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+|\([^()]*\)")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
 FORMS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
@@ -328,9 +328,10 @@ class TextWriter:
     def _put(self, text: str) -> None:
         gap = self._gap if self.length else self._gap.strip("\n ")
         self._gap = ""
-        if fraction := FRACTION.fullmatch("".join((*self.parts[-3:], gap, text))):
-            text = f"{fraction[1]}/{normalize('NFKC', fraction[2])}"
-            gap = self.parts[-4] or " " * "".join(self.parts[-5:-4])[-1:].isdigit()
+        before = "".join(self.parts[-5:-3])[-1:]
+        if fraction := FRACTION.fullmatch("".join((before, *self.parts[-3:], gap, text))):
+            text = f"{fraction[2]}/{normalize('NFKC', fraction[3])}"
+            gap = self.parts[-4] or " " * bool(fraction[1])
             self.length -= sum(map(len, self.parts[-4:]))
             del self.parts[-4:]
         self.parts += (gap, text)

@@ -67,6 +67,7 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<math><msqrt><mi>b</mi></msqrt><msub><mi>x</mi><mi>k</mi></msub></math>", "√bx_k"),
         *((f"<math>{source}</math>", text) for source, text in FORMULAS),
         ("2<sup>1</sup>/<sub>2</sub> <sup>3</sup>&frasl;<sub>4</sub>", "2 1/2 3/4"),
+        ("(<sup>1</sup>/<sub>2</sub> x<sup>2</sup>/<sub>3</sub>", "(1/2 x^2/₃"),
         ("soft\xadhyphen zero\u200bwidth", "softhyphen zerowidth"),
         ("a<!-- hidden -->b<style>c</style>", "ab"),
         ("<table><tr><td rowspan=2>A<td>1<td colspan=2>x<td>y<tr><td>2", "A\t1\tx\t\ty\n\t2"),
