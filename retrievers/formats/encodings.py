@@ -219,7 +219,7 @@ def _guess(data: bytes) -> str:
     western, eastern = shares["cp1252"], shares.get("cp1250", 0.0)
     if shares.get("cp1254", 0.0) >= western > eastern:  # Turkish, whose letters Icelandic has
         del shares["cp1252"]
-    elif western >= eastern and not ROMANIAN.search([*texts][0]):  # Czech has many of its letters
+    elif western >= eastern and not ROMANIAN.search(next(iter(texts))):  # Czech is alike
         shares.pop("cp1250", None)
     best = max(shares.values()) if 3 * len(high) < len(data) else 0.0
     codecs = [codec for codec in shares if shares[codec] == best] if best >= SPELLED else GUESSED

@@ -94,7 +94,7 @@ def add(
         origin = index.origin
         removed = [each for each in origin.removed if not _within(each, map(clean, new))]
         paths = list(dict.fromkeys((*origin.paths, *new)))
-        paths = [each for each in paths if not _within(each, {*paths} - {each})]
+        paths = [e for e in paths if _within(clean(e), removed) or not _within(e, {*paths} - {e})]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
         documents = [*stay, *_as_before(index, loaded.documents)]
         return IndexPlan(with_unique_names(documents), origin, loaded.skipped)
@@ -158,7 +158,7 @@ def refresh(
         origin = index.origin
         paths = origin.paths or tuple(_place(each) for each in index.documents if each.path)
         before, missing, skipped = _known(index), list[Skipped](), list[Skipped]()
-        read, places, removed = list[Document](), set[str](), {*origin.removed}
+        read, places = list[Document](), set[str]()
         for path in paths:
             try:
                 loaded = load_documents(path, known=before, on_progress=on_progress)
@@ -166,16 +166,18 @@ def refresh(
                 missing.append(Skipped(path, str(error).removeprefix(f"{path} ")))
                 continue
             # One load may have several documents of a place, if foreign names look alike.
-            read += [each for each in loaded.documents if _place(each) not in places]
-            places |= {_place(each) for each in loaded.documents}
+            root = clean(path)  # which may be in a removed folder, if it was added again
+            gone = {each for each in origin.removed if root == each or not _within(root, [each])}
+            new = [each for each in loaded.documents if _place(each) not in places]
+            new = [e for e in new if _place(e) in before or not _within(_place(e), gone)]
+            read, places = [*read, *new], {*places, *map(_place, new)}
             skipped += loaded.skipped
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
         closed = [each for each in skipped if not each.reason.startswith("holds no text")]
         lost = {clean(each.path) for each in (*missing, *closed)}  # as the documents' paths are
         stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
-        new = [e for e in read if _place(e) in before or not _within(_place(e), removed)]
-        documents = with_unique_names([*stay, *_as_before(index, new)])
+        documents = with_unique_names([*stay, *_as_before(index, read)])
         return IndexPlan(documents, origin, skipped, missing)
 
     return _change(path, plan, embedder, on_progress)

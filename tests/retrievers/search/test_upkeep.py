@@ -128,8 +128,14 @@ def test_documents_are_added_and_removed(folder: Path, embedder: Path, tmp_path:
     assert len(add(index, folder).added) == 5 and len(remove(index, folder / "sub").removed) == 2
     (folder / "sub" / "new.txt").write_text("A cat.")
     assert not refresh(index), "new files of a removed folder stay out"
-    assert add(index, folder / "sub" / "new.txt").added == ("new.txt",) and not refresh(index)
-    remove(index, [f"{n}.txt" for n in (1, 2, 3)] + ["new.txt"])
+    (folder / "sub" / "in").mkdir()
+    (folder / "sub" / "in" / "4.txt").write_text("A dog.")
+    again = [folder / "sub" / "in", folder / "sub" / "new.txt"]
+    assert [add(index, each).added for each in again] == [("4.txt",), ("new.txt",)]
+    (folder / "sub" / "in" / "5.txt").write_text("A hen.")
+    assert refresh(index).added == ("5.txt",) and not refresh(index), "but for what was added again"
+    remove(index, [f"{n}.txt" for n in (1, 2, 3, 4, 5)] + ["new.txt"])
+    assert not refresh(index)
     with pytest.raises(InputError, match="nothing to search in"):
         remove(index, ["0.txt"])
     for call in (add, remove):
