@@ -84,7 +84,7 @@ def _body(path: Path, body: EmailMessage) -> Extract:
     plain = strict(data, codec) if plain is None else plain
     text = decode(path, data) if plain is None else Extract(plain.replace("\r\n", "\n"))
     if str(body.get_param("delsp")).lower() == "yes":  # whose lines were cut within words
-        text = replace(text, text=re.sub(r"(?<!\n--) \n", "", text.text))
+        text = replace(text, text=re.sub(r"(?<!\n--) \n(?!>)", "", text.text))
     page = read_html(text.text, is_mail=True) if body.get_content_subtype() == "html" else text
     return Extract(clean(page.text.strip("\r\n ")), notes=text.notes + page.notes)
 

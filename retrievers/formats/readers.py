@@ -51,7 +51,8 @@ UNREAD = {
     ".mp3 .wav .flac .ogg .m4a .mp4 .mkv .mov .avi .webm": "recording",
 }
 MAX_UNPACKED = 2**29
-MAILBOX = re.compile(rb"From [^\n]*\d{4}[^\n]*\n[!-9;-~]+:")  # of Thunderbird: without a suffix
+# Of mailboxes without a suffix, such as those of Thunderbird.
+MAILBOX = re.compile(rb"From [^\n]{,200}\d:\d\d[^\n]{,40} \d{4}\b[^\n]{,40}\n[!-9;-~]+:")
 STRICT = b"http://purl.oclc.org/ooxml/"  # names of ISO 29500, which the packages do not read
 # Parts that readers leave out -> their name in the archive of an office file or a book.
 LEFT_OUT = {
@@ -110,7 +111,7 @@ def parsing(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # the packages share no class of errors
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        reason = re.sub(r"<_io\.\w+ .*?>", path.name, reason)
+        reason = re.sub(r"<_io\.\w+ .*?>", lambda _: path.name, reason)
         raise DocumentError(
             f"{path} is damaged, or no {format_of(path)} file ({reason})."
         ) from error

@@ -49,7 +49,7 @@ x\r
 NESTED = "From: Ann\n\nPlain.\n\nSubject: Inner\n\nForwarded.\n\nThe list."
 PART = b"--B\nContent-Type: %s\n\n%s\n"
 LATIN = b"From: Ann\nContent-Type: multipart/mixed; boundary=B\n\n%s%s%s%s--B--\n" % (
-    PART % (b"text/plain; charset=iso-8859-1; delsp=yes", b"\x93q \nr\x94"),
+    PART % (b"text/plain; charset=iso-8859-1; delsp=yes", b"> \x93q \n> s \nr\x94"),
     PART % (b"text/plain; charset=us-ascii", "ü".encode()),
     PART % (b"text/css", b"p {}"),
     PART % (b"text/html; charset=undefined", b"<table><td><td>c</table><ol><li>a&#12;b</ol>"),
@@ -363,7 +363,14 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         ["attachment bill.pdf"],
     ),
     ("b.eml", nested, NESTED, "", ["attachment a.png", "attachment application/pkcs7"]),
-    ("d.mht", write(LATIN), "From: Ann\n\n“qr”\n\nü\n\n\tc\n\n1. a b", "", ["text/css left out"]),
+    (
+        "d.mht",
+        write(LATIN),
+        "From: Ann\n\n> “q \n> sr”\n\nü\n\n\tc\n\n1. a b",
+        "",
+        ["text/css left out"],
+    ),
+    ("NEWS", write("From 2019 on:\nNote: A"), "From 2019 on:\nNote: A", "", []),
     ("c.eml", write(SEALED), "From: Ann <ann@example.org>", "", ["pgp-encrypted left out"]),
     ("e.eml", forms(b"See 1 page.", b"1: 77,50"), "From: A\n\n1: 77,50", "", ["the plain text"]),
     ("f.eml", forms(b"Stay.", HIDING), "From: A\n\nStay at home", "", ["hidden-elements left"]),
