@@ -117,8 +117,7 @@ def show(outcome: Result, text: TextOptions, terminal: Terminal, tokenizer: Deco
     """Show a text, and write its trace on --trace; an extract has no tokens to decode for it."""
     report, comparison = outcome.generation.report, outcome.comparison
     compared = {} if comparison is None else {"compare": asdict(comparison)}
-    record = outcome.fields | {"label": report.label, "report": report.to_dict()}
-    terminal.json(record | compared)
+    terminal.json(outcome.fields | {"label": report.label, "report": report.to_dict()} | compared)
     _show_text(outcome, text.output, terminal)
     if text.output.trace is not None:  # last: a full disk must not cost the answer
         from ragspec.reports.trace import write_trace

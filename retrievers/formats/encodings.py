@@ -204,8 +204,7 @@ def _utf16(data: bytes) -> str:
     if len(data) % 2 or b"\0" not in data[:SAMPLE]:
         return ""
     texts = (strict(data, codec) or "" for codec in ("utf-16-le", "utf-16-be"))
-    odd = {"Cn", "Co", "Cc"}
-    plain = [text for text in texts if odd.isdisjoint(map(category, {*text} - {*"\t\r\n\f"}))]
+    plain = [t for t in texts if {"Cn", "Co", "Cc"}.isdisjoint(map(category, {*t} - {*"\t\r\n\f"}))]
     return max(plain, key=lambda text: text.count(" ") + text.count("\n"), default="")
 
 
@@ -216,11 +215,10 @@ def _guess(data: bytes) -> str:
     for codec in LATIN:  # the first of equal texts
         texts.setdefault(strict(data, codec) or "\ufffd", codec)
     shares = {c: _spelled(text, ALPHABETS + BALTIC * (c == "cp1257")) for text, c in texts.items()}
-    western, eastern = shares["cp1252"], shares.get("cp1250", 0.0)
-    if shares.get("cp1254", 0.0) >= western > eastern:  # Turkish, whose letters Icelandic has
-        del shares["cp1252"]
-    elif western >= eastern and not ROMANIAN.search(next(iter(texts))):  # Czech is alike
-        shares.pop("cp1250", None)
+    if shares.get("cp1254", 0.0) >= shares["cp1252"] > shares.get("cp1250", 0.0):
+        del shares["cp1252"]  # as Icelandic has the letters of Turkish
+    elif shares["cp1252"] >= shares.get("cp1250", 0.0) and not ROMANIAN.search(next(iter(texts))):
+        shares.pop("cp1250", None)  # as Czech has many letters of other languages
     best = max(shares.values()) if 3 * len(high) < len(data) else 0.0
     codecs = [codec for codec in shares if shares[codec] == best] if best >= SPELLED else GUESSED
     if len(high) < ENOUGH or len({*high}) < DIFFERENT:

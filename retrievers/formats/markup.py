@@ -38,8 +38,7 @@ def read_markdown(path: Path, data: bytes) -> Extract:
 def read_rst(path: Path, data: bytes) -> Extract:
     """Return reStructuredText with its headings."""
     extract = read_text(path, data)
-    titles = RST_HEADING.finditer(extract.text)
-    headings = tuple((match.start(1), match[1].strip()) for match in titles)
+    headings = tuple((m.start(1), m[1].strip()) for m in RST_HEADING.finditer(extract.text))
     return replace(extract, title=headings[0][1] if headings else "", headings=headings)
 
 

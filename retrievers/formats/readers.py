@@ -51,7 +51,6 @@ UNREAD = {
     ".mp3 .wav .flac .ogg .m4a .mp4 .mkv .mov .avi .webm": "recording",
 }
 MAX_UNPACKED = 2**29
-# Of mailboxes without a suffix, such as those of Thunderbird.
 MAILBOX = re.compile(rb"From [^\n]{,200}\d:\d\d[^\n]{,40} \d{4}\b[^\n]{,40}\n[!-9;-~]+:")
 STRICT = b"http://purl.oclc.org/ooxml/"  # names of ISO 29500, which the packages do not read
 # Parts that readers leave out -> their name in the archive of an office file or a book.

@@ -83,8 +83,7 @@ def count_form_rows(table: Sequence[list[str]], numbers: Sequence[bool]) -> int:
 def count_to_names(groups: Sequence[list[tuple[int, list[str]]]], numbers: Sequence[bool]) -> int:
     """Return the first row of names below a pair of cells alone, else that of the groups.
 
-    Names are wider, or stand at once and above a number. Rows that all have one, or wider ones
-    below a title, are a table's.
+    Names are wider, or at once above a number. Rows of numbers or below a title are a table's.
     """
     (start, pair), *more = groups[0]
     for place, rows in enumerate(groups[2::2] if len(pair) == 2 and not more else ()):

@@ -112,9 +112,8 @@ def _sort_run(tokens: Tokens, run: Positions, separator: int, depth: int) -> Int
     """Return the positions of a run, which is ordered by token, in their final order."""
     bits = max(1, separator.bit_length())
     at = run.astype(np.int64)
-    places = np.arange(len(at))
+    places, starts = _ties(np.arange(len(at)), _changes(np.take(tokens, at)))
     compared = 1  # tokens
-    places, starts = _ties(places, _changes(np.take(tokens, at)))
     while len(places) and compared < depth:
         group = np.cumsum(starts)
         width = min((_WORD_BITS - int(group[-1]).bit_length()) // bits, depth - compared)

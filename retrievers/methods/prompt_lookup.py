@@ -93,6 +93,5 @@ class LookupSession(DraftSession):
 
 def chain_accept_prob(matched: int, n: int) -> NDArray[np.float32]:
     """Return the acceptance f32 [n] of a copy of n tokens behind a match of `matched` tokens."""
-    longest = len(ACCEPT_PRIOR) - 1
-    chances = [ACCEPT_PRIOR[min(matched + i, longest)] for i in range(n)]
+    chances = [ACCEPT_PRIOR[min(matched + i, len(ACCEPT_PRIOR) - 1)] for i in range(n)]
     return np.cumprod(np.asarray(chances, dtype=np.float64)).astype(np.float32)

@@ -170,7 +170,8 @@ def refresh(
             gone = {each for each in origin.removed if root == each or not _within(root, [each])}
             new = [each for each in loaded.documents if _place(each) not in places]
             new = [e for e in new if _place(e) in before or not _within(_place(e), gone)]
-            read, places = [*read, *new], {*places, *map(_place, new)}
+            read += new
+            places |= {_place(each) for each in new}
             skipped += loaded.skipped
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
