@@ -124,9 +124,9 @@ class PassageIndex:
         """
         if dense not in KINDS:
             raise InputError(f"dense is {dense!r}; expected {' or '.join(KINDS)}.")
-        documents = tuple(documents) if isinstance(documents, Iterable) else (documents,)
-        if odd := [each for each in documents if not isinstance(each, Document)]:
-            raise InputError(f"got {odd[0]!r:.60} among the documents; expected objects Document.")
+        documents = tuple(documents) if isinstance(documents, Iterable) else documents
+        if not isinstance(documents, tuple) or not all(isinstance(x, Document) for x in documents):
+            raise InputError(f"got {documents!r:.80} as documents; expected a list of Document.")
         passages = split_documents(documents, words)
         texts = [searched_text(documents[p.document], p) for p in passages]
         index = None
