@@ -12,6 +12,7 @@ from typing import Any
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import Extract, clean, codec_of, decode, joined, strict
 from ragspec.retrievers.formats.html import read_html
+from ragspec.retrievers.formats.markup import read_calendar
 from ragspec.retrievers.formats.readers import parsing
 
 LINES = ("From", "To", "Cc", "Date", "Subject")
@@ -85,7 +86,9 @@ def _body(path: Path, body: EmailMessage) -> Extract:
     text = decode(path, data) if plain is None else Extract(plain.replace("\r\n", "\n"))
     if str(body.get_param("delsp")).lower() == "yes":  # whose lines were cut within words
         text = replace(text, text=re.sub(r"(?<!\n--) \n(?!>)", "", text.text))
-    page = read_html(text.text, is_mail=True) if body.get_content_subtype() == "html" else text
+    subtype = body.get_content_subtype()
+    text = read_calendar(path, data) if subtype == "calendar" else text
+    page = read_html(text.text, is_mail=True) if subtype == "html" else text
     return Extract(clean(page.text.strip("\r\n ")), notes=text.notes + page.notes)
 
 

@@ -1,6 +1,7 @@
-"""Plain text, Markdown, reStructuredText and Python: the file's text, with title and headings."""
+"""Plain text, Markdown, reStructuredText, Python and calendars, with title and headings."""
 
 import re
+from codecs import decode as decode_bytes
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,9 @@ FRONT_MATTER = re.compile(r"---[ \t]*\n(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
 FRONT_TITLE = re.compile(r"^title:[ \t]*(?:[>|].*\n[ \t]+)?(\S.*(?:\n[ \t]+.*)*)", re.M)
 CLOSING = re.compile(r"[ \t]#+$")  # but "C#" is a name
 RST_HEADING = re.compile(r"^ ?(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
+FOLD = re.compile(rb"\r?\n[ \t]")  # within a line of a calendar or of contacts
+CODED = re.compile(r";ENCODING=QUOTED-PRINTABLE([^:\n]*:)((?:.*=\n)*.*)", re.I)  # of vCard 2.1
+ESCAPED = re.compile(r"\\([\\,;nN])")
 PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
 
 
@@ -47,6 +51,18 @@ def read_python(path: Path, data: bytes) -> Extract:
     extract = read_text(path, data)
     names = PYTHON_HEADING.finditer(extract.text)
     return replace(extract, headings=tuple((match.start(), match[2]) for match in names))
+
+
+def read_calendar(path: Path, data: bytes) -> Extract:
+    """Return the whole lines of a calendar or of contacts (RFC 5545, RFC 6350, vCard 2.1)."""
+
+    def decoded(match: re.Match[str]) -> str:
+        plain = decode_bytes(match[2].encode(), "quopri").decode(errors="replace")
+        return match[1] + " ".join(plain.splitlines())
+
+    extract = decode(path, FOLD.sub(b"", data))
+    text = CODED.sub(decoded, extract.text)
+    return replace(extract, text=ESCAPED.sub(lambda m: "\n" if m[1] in "nN" else m[1], text))
 
 
 def markdown_headings(text: str) -> tuple[tuple[int, str], ...]:

@@ -23,6 +23,7 @@ _READERS = {
     ".md .markdown .mdown .mkd": "markup:read_markdown",
     ".rst .rest": "markup:read_rst",
     ".py .pyi": "markup:read_python",
+    ".ics .ifb .vcf": "markup:read_calendar",
     ".html .htm .xhtml": "html:read_page",
     ".epub": "html:read_epub",
     ".pdf": "pdf:read_pdf",

@@ -376,7 +376,27 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("f.eml", forms(b"Stay.", HIDING), "From: A\n\nStay at home", "", ["hidden-elements left"]),
     ("g.eml", forms(b"A b c http:x?8", b"A b c d"), "From: A\n\nA b c http:x?8", "", ["page"]),
     ("h.eml", forms(b"Pay 7 or 8", b"Pay 9"), "From: A\n\nPay 7 or 8", "", ["page left out"]),
-    ("i.eml", forms(b"See", b"D:9", b"text/calendar"), "From: A\n\nSee\n\nD:9", "", []),
+    (
+        "i.eml",
+        forms(b"See", b"D:9\n  x\\,y", b"text/calendar"),
+        "From: A\n\nSee\n\nD:9 x,y",
+        "",
+        [],
+    ),
+    (
+        "a.ics",
+        write("D:08\r\n 15\\, gr\xc3\r\n \xbc\\nn".encode("latin-1")),
+        "D:0815, grü\nn",
+        "",
+        [],
+    ),
+    (
+        "a.vcf",
+        write("N;ENCODING=QUOTED-PRINTABLE;X=1:M=C3=BC=\nl=20=0Al\nT:a=b"),
+        "N;X=1:Mül  l\nT:a=b",
+        "",
+        [],
+    ),
     *(
         (
             name,
