@@ -163,6 +163,8 @@ def test_another_code_book_is_refused() -> None:
     for code in (1, 7):
         with pytest.raises(RuleError, match=r"chooses among 8 codes.*code-book of 5"):
             Distributions(CODES, 0).judge(small, DraftTree.chain([code], "any"), NoiseStream(0))
+    with pytest.raises(RuleError, match="code-book"):
+        pictures(Lantern(codes.neighbours(50, 5), delta=0.3), drafter="context")
 
 
 BROKEN = [
@@ -232,8 +234,3 @@ def test_reports_measure_the_excess(deterministic: bool) -> None:
         assert result.report.tv_excess * NEW <= 0.4 + 1e-9
     if not deterministic:  # a budget below one leaves no room for a whole replaced code
         assert [g.tokens for g in budgeted] == [g.tokens for g in exact]
-
-
-def test_a_table_of_another_vocabulary_is_refused_by_the_engine() -> None:
-    with pytest.raises(RuleError, match="code-book"):
-        pictures(Lantern(codes.neighbours(50, 5), delta=0.3), drafter="context")
