@@ -151,10 +151,8 @@ def test_distractors(folder: Path, tmp_path: Path) -> None:
 
 
 def test_lengths(folder: Path) -> None:
-    printed = run(
-        *("lengths.py", "--data", folder, "--model", folder),
-        *("--lengths", "40,120", "--repeats", "1"),
-    )
+    options = ("--lengths", "40,120", "--repeats", "1")
+    printed = run("lengths.py", "--data", folder, "--model", folder, *options)
     rows = [line for line in printed.splitlines() if line.startswith(("| 40 |", "| 120 |"))]
     assert len(rows) == 2 and all(len(line.split("|")) == 8 for line in rows)
 
@@ -186,11 +184,8 @@ def test_long_documents(folder: Path, tmp_path: Path) -> None:
     )
     (row,) = figures["rows"]
     assert row["equal"] and row["tokens"] > 60 and row["memory, first"] > 0
-    assert set(figures["ratios"]) == {
-        f"restart to {variant}, {span}"
-        for variant in ("memory", "disk")
-        for span in ("first", "whole")
-    }
+    both = product(("memory", "disk"), ("first", "whole"))
+    assert set(figures["ratios"]) == {f"restart to {variant}, {span}" for variant, span in both}
 
 
 def test_long_heads(folder: Path, tmp_path: Path) -> None:

@@ -30,15 +30,11 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "constraints").mkdir()
     (tmp_path / "constraints" / "tested.txt").write_text("a==1\n")
     (tmp_path / "pyproject.toml").write_text("[project]\n")
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "python").touch()
-    places = {
-        "ROOT": tmp_path,
-        "VENV": tmp_path / ".venv",
-        "PYTHON": tmp_path / ".venv" / "bin" / "python",
-        "STAMP": tmp_path / ".venv" / "stamp.json",
-        "CONSTRAINTS": tmp_path / "constraints" / "tested.txt",
-    }
+    venv, python = tmp_path / ".venv", tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    places = {"ROOT": tmp_path, "VENV": venv, "PYTHON": python, "STAMP": venv / "stamp.json"}
+    places["CONSTRAINTS"] = tmp_path / "constraints" / "tested.txt"
     for name, value in places.items():
         monkeypatch.setattr(module, name, value)
     return module

@@ -404,19 +404,12 @@ def test_the_library_has_no_forbidden_call_or_import() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import pickle",
-        "from pickle import loads",
-        "eval('1')",
-        "load(trust_remote_code=True)",
+        *("import pickle", "from pickle import loads", "eval('1')"),
+        *("load(trust_remote_code=True)", "load(trust_remote_code=flag)"),
         "AutoConfig.from_pretrained(folder, local_files_only=True)",
-        "load(trust_remote_code=flag)",
-        "x.to('cuda')",
-        "x.to('cuda:0')",
-        "torch.load(p)",
-        "np.load(p, allow_pickle=True)",
-        "def f():\n    global x\n    x = 1",
-        "np.random.rand(3)",
-        "torch.manual_seed(0)",
+        *("x.to('cuda')", "x.to('cuda:0')"),
+        *("torch.load(p)", "np.load(p, allow_pickle=True)"),
+        *("def f():\n    global x\n    x = 1", "np.random.rand(3)", "torch.manual_seed(0)"),
     ],
 )
 def test_the_check_of_forbidden_calls_can_fail(code: str) -> None:
