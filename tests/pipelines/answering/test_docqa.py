@@ -49,15 +49,8 @@ class ScriptedEngine:
         self.calls.append({"prompt": prompt, "sampling": sampling, **options})
         tokens = self.tokenizer(self.script)["input_ids"]
         steps = [Step(DraftTree.empty(), (), tuple(tokens))]
-        return Generation(
-            text=self.script,
-            tokens=tokens,
-            finish_reason="stop",
-            label="exact",
-            report=report_of(steps, tokens, 0.1, "stop", prompt_tokens=len(prompt)),
-            prompt_tokens=prompt,
-            steps=steps,
-        )
+        report = report_of(steps, tokens, 0.1, "stop", prompt_tokens=len(prompt))
+        return Generation(self.script, tokens, "stop", "exact", report, prompt, steps=steps)
 
     def stream(self, prompt: list[int], sampling: Any = None, **options: Any) -> Any:
         generation = self.generate(prompt, sampling, **options)

@@ -39,13 +39,8 @@ def test_help_imports_no_model_library_and_numpy_comes_before_torch(
         "except ModuleNotFoundError: code = code or 'numpy' not in sys.modules\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command.split()],
-        cwd=tmp_path,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
+    words = [sys.executable, "-c", code, *command.split()]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     assert {"--docs", "--compare", "--variants"} <= set(done.stdout.split())
 

@@ -303,13 +303,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def test_wrong_input_is_named_before_torch_is_imported_and_nothing_is_written(folder: Path) -> None:
     before = contents(folder)
+    command, lines = [sys.executable, "-c", SCRIPT], "\n".join(words for words, _, _ in CASES)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        input="\n".join(words for words, _, _ in CASES),
-        capture_output=True,
-        encoding="utf-8",
-        cwd=folder,
-        check=True,
+        command, input=lines, capture_output=True, encoding="utf-8", cwd=folder, check=True
     )
     wrong = [
         (words, row)

@@ -10,11 +10,7 @@ import pytest
 from ragspec.errors import DocumentError, InputError
 from ragspec.pipelines.console.texts import TextColumns, read_prompts, read_texts
 
-ROWS: list[dict[str, Any]] = [
-    {"text": "one", "n": 1},
-    {"text": None, "n": 2},
-    {"text": "two", "n": 3},
-]
+ROWS: list[Any] = [{"text": text, "n": n} for n, text in enumerate(("one", None, "two"), 1)]
 
 
 def read(
@@ -109,12 +105,8 @@ def test_a_damaged_gz_file_is_refused(tmp_path: Path) -> None:
 
 def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "hi"}]
-    rows: list[dict[str, Any]] = [
-        {"prompt": "a", "id": "1"},
-        {"messages": turns},
-        {"question": "b"},
-        {"ids": [4, 5]},
-    ]
+    rows: list[Any] = [{"prompt": "a", "id": "1"}, {"messages": turns}]
+    rows += [{"question": "b"}, {"ids": [4, 5]}]
     path = write_rows(tmp_path / "p.jsonl", rows)
     assert list(read_prompts(path)) == ["a", turns, "b", [4, 5]]
     with pytest.raises(InputError, match="line 2 has no column 'prompt'"):
