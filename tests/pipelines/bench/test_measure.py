@@ -162,12 +162,8 @@ def test_the_table_shows_how_many_items_count(capsys: pytest.CaptureFixture[str]
 
 
 OURS = {"id": "a1", "category": "qa", "prompt": "who is it?"}
-SPEC_BENCH = {
-    "question_id": 81,
-    "category": "writing",
-    "turns": ["first turn", "second turn"],
-    "reference": ["x"],
-}
+SPEC_BENCH: dict[str, Any] = {"question_id": 81, "category": "writing", "reference": ["x"]}
+SPEC_BENCH["turns"] = ["first turn", "second turn"]
 
 
 def read(folder: Path, *rows: Any, room: int | None = None) -> list[BenchItem]:
@@ -198,20 +194,10 @@ def test_long_prompts_are_cut_at_their_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        "{",
-        "5",
-        "[1]",
-        "null",
-        '"prompt"',
-        {"id": 1, "prompt": "no category"},
+        *("{", "5", "[1]", "null", '"prompt"', {"id": 1, "prompt": "no category"}, OURS),
         {"id": 1, "category": "qa"},
-        {"id": 1, "category": "qa", "prompt": ""},
-        {"id": 1, "category": "qa", "prompt": 5},
-        {"id": 1, "category": "qa", "prompt": None},
-        {"id": 1, "category": "qa", "turns": []},
-        {"id": 1, "category": "qa", "turns": "a text"},
-        {"id": 1, "category": "qa", "turns": [["nested"]]},
-        OURS,
+        *({"id": 1, "category": "qa", "prompt": each} for each in ("", 5, None)),
+        *({"id": 1, "category": "qa", "turns": each} for each in ([], "a text", [["nested"]])),
     ],
     ids=str,
 )
