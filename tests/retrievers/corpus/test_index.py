@@ -69,11 +69,8 @@ def test_a_closed_corpus_refuses_every_use(tmp_path: Path) -> None:
     store = build(tmp_path / "c", rows(1))
     store.close()
     store.close()
-    for use in (
-        partial(store.append, [1], scope="global"),
-        store.segments,
-        partial(store.record, Engine(tiny.model(), drafter=None), scope="global"),
-    ):
+    record = partial(store.record, Engine(tiny.model(), drafter=None), scope="global")
+    for use in (partial(store.append, [1], scope="global"), store.segments, record):
         with pytest.raises(StoreError, match="was closed"):
             use()
 

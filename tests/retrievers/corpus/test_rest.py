@@ -210,6 +210,5 @@ def test_recording_a_scope_that_the_engine_does_not_read_warns(tmp_path: Path) -
             warnings.simplefilter("error")
             store.record(current, scope="tenant")()
             store.record(other, scope="global")()  # every drafter reads global text
-            store.record(
-                Engine(model, tiny.tokenizer()), scope="tenant"
-            )()  # it does not read the corpus
+            # An engine that does not read the corpus.
+            store.record(Engine(model, tiny.tokenizer()), scope="tenant")()

@@ -53,12 +53,8 @@ def requests(draw: st.DrawFn) -> DraftRequest:
         copied = draw(st.lists(tokens, min_size=1, max_size=8))
         spans.append((len(prompt), len(prompt) + len(copied), 10 + number, 3))
         prompt += copied + draw(st.lists(tokens, max_size=4))
-    return DraftRequest(
-        tuple(prompt),
-        VOCAB,
-        tuple(spans),
-        tuple(SourceText(tuple(text), i, 7 * i) for i, text in enumerate(texts)),
-    )
+    sources = tuple(SourceText(tuple(text), i, 7 * i) for i, text in enumerate(texts))
+    return DraftRequest(tuple(prompt), VOCAB, tuple(spans), sources)
 
 
 @given(requests(), st.lists(tokens, max_size=10), st.integers(0, 12), st.integers(1, 6))

@@ -130,11 +130,8 @@ def test_auto_drafts_from_the_table_of_a_model(tmp_path: Path, dtype: str) -> No
             rows.setdefault(tuple(text[end - 3 : end]), {text[end]: 250})
     write(folder / "next_tokens.npy", rows)
     engine = Engine.from_pretrained(folder, dtype=dtype, budget=4)
-    for other, more in (
-        (engine, []),
-        (engine.with_drafter(engine.drafter), []),
-        (engine.with_drafter(["auto", "match"]), ["match"]),
-    ):
+    same, wider = engine.with_drafter(engine.drafter), engine.with_drafter(["auto", "match"])
+    for other, more in ((engine, []), (same, []), (wider, ["match"])):
         assert other.drafter is not None
         names = [each.name for each in other.drafter.drafters]
         assert names == ["context", "next-tokens", *more]

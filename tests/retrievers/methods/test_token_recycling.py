@@ -50,10 +50,8 @@ def test_a_repeated_answer_takes_fewer_steps_for_the_same_owner() -> None:
     first = steps(engine)
     assert steps(engine) <= 7 < first
     assert steps(engine, "another") == steps(copy.deepcopy(engine)) == first
-    changed = Engine(
-        target(), drafter="recycling", budget=8, rule="typical"
-    )  # its text depends on drafts
-    assert steps(changed) == steps(changed)
+    changed = Engine(target(), drafter="recycling", budget=8, rule="typical")
+    assert steps(changed) == steps(changed)  # its text depends on drafts
 
 
 @pytest.mark.parametrize(

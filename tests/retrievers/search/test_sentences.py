@@ -82,11 +82,8 @@ def test_a_long_table_is_cut_at_its_lines() -> None:
 
 @pytest.mark.parametrize(
     ("question", "answer"),
-    [
-        ("What does E12 mean?", "E12 means"),
-        ("How many people carry the pump?", "Two people"),
-        ("How long is the warranty?", "The warranty ends"),
-    ],
+    [("What does E12 mean?", "E12 means"), ("How many people carry the pump?", "Two people")]
+    + [("How long is the warranty?", "The warranty ends")],
 )
 def test_the_best_sentence_answers(tmp_path: Path, question: str, answer: str) -> None:
     (tmp_path / "pump.md").write_text(MANUAL)

@@ -103,15 +103,10 @@ def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
             "guess_right": sample.choice([None, None, 0.0, 0.6, 1.0]),
         }
         world, selected = World(case, **options), list[Stride]()  # type: ignore[arg-type]
-        loop = SpeculativeRetrieval(
-            world.write,
-            world,
-            StrideSchedule(
-                sample.choice([None, None, 1, 2, 3, 5, 16]), sample.choice([None, True, False])
-            ),
-            prefetch=sample.choice([1, 3, 20]),
-            on_accept=selected.append,
-        )
+        most = sample.choice([None, None, 1, 2, 3, 5, 16])
+        schedule = StrideSchedule(most, sample.choice([None, True, False]))
+        more: Any = {"prefetch": sample.choice([1, 3, 20]), "on_accept": selected.append}
+        loop = SpeculativeRetrieval(world.write, world, schedule, **more)
         strides, answers = plain(World(case, **options))  # type: ignore[arg-type]
         assert loop.run() == strides
         assert (loop.answers, selected) == (answers, strides)
