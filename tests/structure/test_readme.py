@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from typer.main import get_command
 
@@ -117,6 +118,8 @@ def home(tmp_path: Path) -> Path:
     book = "\n\n".join(path.read_text(encoding="utf-8") for path in guide)
     (folder / "book.txt").write_text(book[:6000], encoding="utf-8")
     (folder / "prompts.jsonl").write_text('{"prompt": "A generator is"}\n', encoding="utf-8")
+    features = np.ones((2, 12, 224), "f")  # of prompts, for the model of emoji
+    np.savez(folder / "hearts.npz", codes=np.zeros((2, 64), int), features=features)
     tiny.save(folder / CHAT, chat=True, max_position_embeddings=4096)
     return folder
 
