@@ -78,7 +78,7 @@ class IterativeOptions(AskOptions):
         if self.rounds is not None and (self.stride, self.speculate) != (STRIDE, "auto"):
             raise InputError("got rounds beside --stride or speculate; expected one. Drop one.")
         if (most := self.documents.top_passages) not in (None, 1):
-            raise InputError(f"Expected one passage at a time, got --set top-passages={most}.")
+            raise InputError(f"Expected one passage, got --set top-passages={most}. Leave it out.")
 
 
 @takes_records
