@@ -37,17 +37,17 @@ Store = CorpusIndex | Drafter
 
 
 def fill(
-    tree: DraftTree, offers: Sequence[int], sources: int, budget: int, reserve: int, sure: float
+    tree: DraftTree, offers: Sequence[int], sources: int, budget: int, reserve: int
 ) -> set[int]:
     """Return the nodes of a merged tree that fill a budget, with all their ancestors.
 
     Args:
         offers: By node, the sources that offer it as bits, the first source lowest.
-        reserve: Nodes reserved for each later source, if it has as many of at least `sure`.
+        reserve: Nodes reserved for each later source, if it has as many of at least `SURE`.
     """
     parents, accept_prob = tree.parents.tolist(), tree.accept_prob.tolist()
     best = sorted(range(len(tree)), key=lambda node: -accept_prob[node])
-    certain = [node for node in best if accept_prob[node] >= sure]
+    certain = [node for node in best if accept_prob[node] >= SURE]
     waiting = [min(reserve, sum(offers[node] >> i & 1 for node in certain)) for i in range(sources)]
     rounds = [(certain, 1 << i, budget - sum(waiting[i + 1 :])) for i in range(sources)]
     chosen: set[int] = set()
@@ -80,8 +80,8 @@ class HierarchyDrafter(Combined):
         level, guess: In the n-gram form, tokens of an n-gram, and n-grams of the context after a
             token.
         lookahead: The context also learns from tokens that the target did not choose.
-        reserve: Share of the budget that each later level keeps for its sure nodes.
-        sure: Acceptance probability from which a node counts as sure.
+        reserve: Share of the budget that each later level keeps for nodes of at least
+            `SURE`, an acceptance probability.
 
     Attributes:
         most_nodes: Limit of every tree besides the budget, None for no limit.
@@ -109,7 +109,6 @@ class HierarchyDrafter(Combined):
         guess: int = GUESS,
         lookahead: bool = True,
         reserve: float = RESERVE,
-        sure: float = SURE,
     ) -> None:
         if form not in ("trie", "ngram"):
             raise InputError(f"got form {form!r}; expected 'trie' or 'ngram'.")
@@ -126,7 +125,6 @@ class HierarchyDrafter(Combined):
             drafters.append(NeighbourDrafter())
         super().__init__("hierarchy", drafters)
         self.reserve = checked_number(reserve, "reserve", most=1.0)
-        self.sure = checked_number(sure, "sure", most=1.0)
         if self.reserve * (len(drafters) - 1) >= 1.0:
             raise InputError(
                 f"got a reserve of {reserve} and {len(drafters)} levels; expected less than the "
@@ -159,7 +157,7 @@ class HierarchySession(SourcesSession):
         if len(merged) <= budget:
             return share_out(merged)
         reserve = int(drafter.reserve * budget)
-        chosen = fill(merged, offers, len(offered), budget, reserve, drafter.sure)
+        chosen = fill(merged, offers, len(offered), budget, reserve)
         return share_out(select(merged, sorted(chosen)))
 
 

@@ -40,7 +40,7 @@ class HeadDrafter(Drafter):
         target: The model that it was trained for, or a `CausalTarget` over it; the engine must run
             the same one.
         depth: Largest depth of a draft; None leaves it to the budget.
-        width, mode, tree, min_expected_gain: As for `ModelDrafter`.
+        width, mode, min_expected_gain: As for `ModelDrafter`.
         static: As for `ModelDrafter`; a compiled mode captures the head, too.
 
     Raises:
@@ -60,10 +60,9 @@ class HeadDrafter(Drafter):
         head: DraftHead | Path | str | None = None,
         target: Model | None = None,
         depth: int | None = None,
-        width: int | Sequence[int] | None = None,
+        width: int | Sequence[int] | TreeShape | None = None,
         *,
         mode: str = "coupled",
-        tree: TreeShape | Sequence[int] | None = None,
         static: str = "auto",
         min_expected_gain: float | None = None,
     ) -> None:
@@ -74,7 +73,7 @@ class HeadDrafter(Drafter):
             )
         self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
         chains = self.target.chains
-        self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain, chains)
+        self.settings = GrowthSettings.checked(mode, depth, width, min_expected_gain, chains)
         check_static(static, self.target.device)
         self.static = static
         self.kind = self.settings.kind

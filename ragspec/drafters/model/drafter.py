@@ -55,13 +55,13 @@ class ModelDrafter(Drafter):
         mode: "coupled", "deterministic", "sampled" or "sampled-without-replacement".
         width: In the first two modes the nodes read by one forward and the least number of
             candidates per node (1 = a chain, None = 4, or 1 of a model in 8 bits on ONNX Runtime,
-            whose branches share no forward). In the sampled modes the children of each
+            whose branches share no forward), or a static tree: its shape, or the sizes of its
+            levels (`TreeShape.by_rank`). In the sampled modes the children of each
             node by depth, 1 beyond its end, so k or (k,) means k chains (None = one chain).
         min_expected_gain: A draft that grows best first ends when the next forward is expected to
             add less than this many accepted nodes; 0 uses up the budget. None derives it from the
             time of a forward, if the budget policy knows the tokens per millisecond; see
             `required_gain`.
-        tree: A static shape, or the sizes of its levels (`TreeShape.by_rank`); None: best first.
         static: Steps of fixed shape, as in `Engine`: each forward, or all levels of a static shape
             of most probable tokens, is one call. "auto" follows the engine's target if the draft
             model is on CUDA.
@@ -85,10 +85,9 @@ class ModelDrafter(Drafter):
         self,
         model: Model | None = None,
         depth: int | None = None,
-        width: int | Sequence[int] | None = None,
+        width: int | Sequence[int] | TreeShape | None = None,
         *,
         mode: str = "coupled",
-        tree: TreeShape | Sequence[int] | None = None,
         static: str = "auto",
         min_expected_gain: float | None = None,
         name: str = "model",
@@ -100,7 +99,7 @@ class ModelDrafter(Drafter):
             )
         self.model = draft_target(model)
         chains = self.model.chains
-        self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain, chains)
+        self.settings = GrowthSettings.checked(mode, depth, width, min_expected_gain, chains)
         self.kind = self.settings.kind
         self.static = static
         self._stepping = functools.cache(functools.partial(open_static, self.model))

@@ -40,8 +40,7 @@ class GrowthSettings:
         cls,
         mode: str,
         depth: int | None,
-        width: int | Sequence[int] | None,
-        tree: TreeShape | Sequence[int] | None,
+        width: int | Sequence[int] | TreeShape | None,
         min_expected_gain: float | None,
         chains: bool,
     ) -> Self:
@@ -58,21 +57,15 @@ class GrowthSettings:
             raise InputError(f"got min_expected_gain {gain!r}; expected a number of at least 0.")
         kind = DraftKind(mode)
         sampled = kind in SAMPLED_KINDS
+        if isinstance(width, TreeShape) and not sampled:
+            return cls(kind, depth, (), width, min_expected_gain)
         one = (1 if sampled or chains else WIDTH) if width is None else width
         several = one if isinstance(one, (list, tuple)) else (one,)
         widths = tuple(checked_count(each, "width") for each in several)
-        if not widths or (not sampled and len(widths) > 1):
-            expected = "numbers" if sampled else "one number"
-            raise InputError(
-                f"got width {width!r} in mode {mode!r}; expected {expected} of at least 1."
-            )
-        if tree is not None and sampled:
-            raise InputError(
-                f"got a static tree in mode {mode!r}, whose shape is set by width; leave tree out."
-            )
-        if tree is not None and not isinstance(tree, TreeShape):
-            tree = TreeShape.by_rank(tree, width if isinstance(width, int) else None)
-        return cls(kind, depth, widths, tree, min_expected_gain)
+        if not widths:
+            raise InputError("got no numbers as width; expected at least one, or leave it out.")
+        shape = None if sampled or several == (one,) else TreeShape.by_rank(widths)
+        return cls(kind, depth, widths, shape, min_expected_gain)
 
     def open(self, request: DraftRequest, name: str) -> Growth:
         """Return the growth of the drafts of one row.

@@ -191,11 +191,11 @@ def test_every_rule_for_texts_is_tried() -> None:
 
 
 @pytest.mark.parametrize("mode", ["coupled", "deterministic"])
-@pytest.mark.parametrize("tree", [None, (1, 2, 2)])
-def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any, there: CausalTarget) -> None:
+@pytest.mark.parametrize("width", [2, (1, 2, 2)])
+def test_a_head_drafts_as_on_the_cpu(mode: str, width: Any, there: CausalTarget) -> None:
     def draft(where: CausalTarget) -> list[Any]:
         head = copy.deepcopy(heads.fresh(CausalTarget(heads.model()))).to(where.device)
-        drafter = HeadDrafter(head, where, mode=mode, tree=tree, width=2, min_expected_gain=0.0)
+        drafter = HeadDrafter(head, where, mode=mode, width=width, min_expected_gain=0.0)
         engine = Engine(where, drafter=drafter, budget=BUDGET)
         results = engine.generate(prompts, SETTINGS["top-p"], **INPUTS)
         assert not any(each.report.faults for each in results)

@@ -59,7 +59,7 @@ def test_later_sources_get_their_reserve() -> None:
     nodes = (range(10, 40), "a", 0.9), (range(40, 60), "b", 0.2), (range(60, 80), "c", 0.2)
     trees = [wide(*each).open(REQUEST).propose(PLACE, 10) for each in nodes]
     merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(trees)])
-    chosen = fill(merged, offers, 3, 10, 2, 0.1)
+    chosen = fill(merged, offers, 3, 10, 2)
     assert Counter(offers[node] for node in chosen) == {1: 6, 2: 2, 4: 2}
 
 
@@ -113,7 +113,7 @@ def test_the_budget_is_filled_with_whole_paths(
     trees: list[DraftTree], budget: int, reserve: float
 ) -> None:
     merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(trees)])
-    chosen = fill(merged, offers, len(trees), budget, int(reserve * budget), 0.1)
+    chosen = fill(merged, offers, len(trees), budget, int(reserve * budget))
     assert len(chosen) == min(budget, len(merged))
     assert all(merged.parents[node] in {-1, *chosen} for node in chosen)
 

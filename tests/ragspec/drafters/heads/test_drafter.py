@@ -24,9 +24,9 @@ from tests.support.pretend_steps import check_drafting
 FORMS: dict[str, dict[str, Any]] = {
     "coupled": {},
     "chain": {"width": 1},
-    "static": {"tree": (3, 4, 2)},
+    "static": {"width": (3, 4, 2)},
     "deterministic": {"mode": "deterministic"},
-    "deterministic static": {"mode": "deterministic", "tree": (3, 4, 2)},
+    "deterministic static": {"mode": "deterministic", "width": (3, 4, 2)},
     "sampled": {"mode": "sampled", "width": 2},
 }
 SAMPLED = Sampling(temperature=1.0, seed=7)
@@ -219,9 +219,8 @@ def test_a_head_with_another_guidance_than_the_engine_counts_a_fault() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"width": width} for width in (0, (2, 2))),
-        *({"tree": tree} for tree in ((2, 9), ())),
-        *({"mode": "sampled", **more} for more in ({"width": ()}, {"tree": (2, 2)})),
+        *({"width": width} for width in (0, (2, 9), ())),
+        {"mode": "sampled", "width": ()},
         *({"depth": 0}, {"min_expected_gain": -1.0}, {"mode": "greedy"}),
     ],
 )

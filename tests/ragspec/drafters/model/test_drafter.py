@@ -14,6 +14,7 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.coupled import CoupledGrowth
 from ragspec.drafters.model.drafter import MIN_EXPECTED_GAIN, ModelDrafter, required_gain
+from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.quantized import quantized
 from ragspec.rules.base import Step
@@ -121,7 +122,7 @@ def test_targets_of_chains_read_each_branch_below_its_ancestors() -> None:
     pytest.importorskip("onnxruntime")
     target, prompt = OnnxTarget(quantized(copy.deepcopy(tiny.model()))), tiny.prompt()
     assert target.chains and target.same_bits
-    assert getattr(ModelDrafter(target, tree=(2, 3)).settings.shape, "width", 0) == 2
+    assert getattr(ModelDrafter(target, width=(2, 3)).settings.shape, "width", 0) == 2
     cache, fresh = (DraftCache(target, tiny.VOCAB, len(prompt) + 8) for _ in range(2))
     cache.read(prompt)
     rows = [cache.extend([7, 9], [-1, -1]), cache.extend([11, 12, 13, 14], [0, 1, 3, 0])]
@@ -228,11 +229,10 @@ def test_distributions_are_those_of_the_last_proposal(mode: str) -> None:
         ({"mode": "greedy"}, "'coupled', 'sampled'"),
         *(({"width": width}, f"width is {width!r}; expected") for width in (0, 2.5, "4")),
         ({"min_expected_gain": "0.3"}, "got min_expected_gain '0.3'; expected a number"),
-        ({"width": (2, 2)}, "expected one number"),
-        ({"static": "fast", "tree": (3, 4, 2)}, "expected"),
-        ({"static": "graph", "tree": (3, 4, 2)}, "expected"),  # on a CPU
-        ({"mode": "sampled", "tree": (3, 4, 2)}, "leave tree out"),
-        ({"tree": (0,)}, "expected"),
+        ({"static": "fast", "width": (3, 4, 2)}, "expected"),
+        ({"static": "graph", "width": (3, 4, 2)}, "expected"),  # on a CPU
+        ({"mode": "sampled", "width": TreeShape((-1,), (0,))}, "expected a whole number"),
+        *(({"width": width}, "expected") for width in ((), (0,), (2, 9))),
         *(({"depth": depth}, f"depth is {depth!r}; expected") for depth in (0, 2.5, "4")),
     ],
 )

@@ -42,7 +42,7 @@ def model_of(name: str) -> Any:
 def session_of(
     model: Any, static: str, shape: TreeShape | None = SHAPE, **options: Any
 ) -> ModelSession:
-    drafter = ModelDrafter(model, mode="deterministic", tree=shape, static=static, **options)
+    drafter = ModelDrafter(model, mode="deterministic", width=shape, static=static, **options)
     return drafter.open(DraftRequest((1, 2, 3, 4, 5), int(model.config.vocab_size)))
 
 
@@ -111,7 +111,7 @@ def test_a_tree_drafted_in_one_call_equals_one_drafted_by_levels(name: str) -> N
 @pytest.mark.parametrize(
     "options",
     [
-        *({"width": 1}, {"width": 4}, {"tree": SHAPE}),
+        *({"width": 1}, {"width": 4}, {"width": SHAPE}),
         *({"mode": mode, "width": (3, 2)} for mode in ("sampled", "sampled-without-replacement")),
     ],
     ids=str,
@@ -208,7 +208,7 @@ def model(seed: int = 0) -> Any:
 @pytest.mark.parametrize("static", ["off", "eager"])
 def test_the_text_is_that_of_plain_decoding(static: str, seed: int) -> None:
     plain = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=30)
-    drafter = ModelDrafter(model(seed), tree=LEVELS, static="eager")
+    drafter = ModelDrafter(model(seed), width=LEVELS, static="eager")
     engine = Engine(open_target(model(), static), drafter=drafter, budget=9)
     for _ in range(2):  # the second time over the buffers of the first
         result = engine.generate(PROMPT, max_new_tokens=30)
@@ -219,7 +219,7 @@ def test_the_text_is_that_of_plain_decoding(static: str, seed: int) -> None:
 
 def test_a_fused_static_tree_changes_no_token() -> None:
     plain = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=30)
-    both = Fuse([ContextDrafter(), ModelDrafter(model(), tree=LEVELS, static="eager")])
+    both = Fuse([ContextDrafter(), ModelDrafter(model(), width=LEVELS, static="eager")])
     engine = Engine(open_target(model(), "eager"), drafter=both, budget=12)
     result = engine.generate(PROMPT, max_new_tokens=30)
     assert result.tokens == plain.tokens and result.report.accepted >= 15
@@ -248,14 +248,14 @@ def test_the_walk_follows_the_longer_of_two_equal_siblings() -> None:
 def test_static_names_the_reason_for_usual_forwards() -> None:
     request = DraftRequest(tuple(PROMPT), tiny.VOCAB)
     noisy = draft_request(PROMPT, Sampling(temperature=1.0))
-    drafter = ModelDrafter(model(), tree=LEVELS, static="eager")
+    drafter = ModelDrafter(model(), width=LEVELS, static="eager")
     sessions = [drafter.open(request), drafter.open(noisy)]
     assert [each.cache.model.static for each in sessions] == ["eager", "eager"]
     following = DraftRequest(tuple(PROMPT), tiny.VOCAB, static="graph")
-    sessions = [ModelDrafter(model(), tree=LEVELS).open(each) for each in (request, following)]
+    sessions = [ModelDrafter(model(), width=LEVELS).open(each) for each in (request, following)]
     assert [each.cache.model.static for each in sessions] == ["off", "off"]  # on a CPU
-    wide = ModelDrafter(model(), tree=(70,), static="eager").open(request)
+    wide = ModelDrafter(model(), width=(70,), static="eager").open(request)
     assert len(wide.propose(DraftContext([*PROMPT, 1], 8, 9), 80)) == 64
-    session = ModelDrafter(LocalVariant(model()), tree=LEVELS, static="eager").open(request)
+    session = ModelDrafter(LocalVariant(model()), width=LEVELS, static="eager").open(request)
     assert session.cache.model.static == "off: LocalVariant makes its forwards in a way of its own"
     assert len(session.propose(DraftContext([*PROMPT, 1], 8, 9), 9)) == 9
