@@ -202,6 +202,8 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
         if match and rigid.isdisjoint([*tags, match[1] and element.tag]):
             inner = element.makeelement((match[1] or "s").lower())
             inner.text, element.text, inner[:], element[:] = element.text, None, element[:], [inner]
+        elif match and not match[1]:
+            element.set("struck", "")  # for the writer
 
 
 def align(root: "_Element") -> None:
@@ -250,6 +252,7 @@ def flatten(root: "_Element") -> None:
         text, tail = "".join(element.itertext()), element.tail
         if element.tag in STRUCK:
             if any(each.tag in BLOCKS and each.tag != "br" for each in element.iter()):
+                element.set("struck", "")
                 continue
             text = re.sub(r"(?s)\S(.*\S)?", r"~~\g<0>~~ ", text.replace("~~", ""), count=1)
         elif element.tag == "pre":
@@ -277,10 +280,12 @@ class TextWriter:
         self._heading: int | None = None  # the number of its first part
         self._cells = 0
         self._gap = ""
+        self._struck, self._run = 0, -1  # open elements with the mark; parts up to their text
 
     def open(self, element: "_Element") -> None:
         """Begin an element and write its text."""
         tag = element.tag
+        self._struck += "struck" in element.attrib
         if tag in CELLS:
             if next(element.itersiblings(*CELLS, preceding=True), None) is not None:
                 self._gap = self._gap.strip(" ") + "\t"
@@ -304,6 +309,8 @@ class TextWriter:
             self._cells -= next(element.iter(*LAYOUT), None) is None
         if tag != "br":
             self._break(tag)
+        if "struck" in element.attrib:
+            self._struck, self._gap = self._struck - 1, self._gap or " "
         self._write(element.tail)
 
     def _break(self, tag: str) -> None:
@@ -334,5 +341,11 @@ class TextWriter:
             gap = self.parts[-4] or " " * bool(fraction[1])
             self.length -= sum(map(len, self.parts[-4:]))
             del self.parts[-4:]
+        if self._struck and text.strip("~"):
+            text = re.sub(r"(?s)\S.*", r"~~\g<0>~~", text.replace("~~", ""), count=1)
+            if self._run == len(self.parts) and gap in ("", " "):
+                self.parts[-1], text = self.parts[-1][:-2], text.replace("~~", "", 1)
+                self.length -= 2
+            self._run = len(self.parts) + 2
         self.parts += (gap, text)
         self.length += len(gap) + len(text)

@@ -80,7 +80,10 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("10<span style='font-size:6pt; Vertical-Align: super'>6</span>", "10^6"),
         ("CO<a style=vertical-align:sub>2</a><p style=vertical-align:sub>3</p>", "CO₂\n\n3"),
         ("<b style=vertical-align:sub>Name</b> of", "Name of"),
-        ("<table><tr style='text-decoration:line-through'><td>5<td>6", "5\t6"),
+        (
+            "<table><tr><td rowspan=2>4<td>5<tr style=text-decoration:line-through> <td>6</table>",
+            "4\t5\n\t~~6~~",
+        ),
         ("<p hidden style='text-decoration: red line-through'><b>5</b><br>x", "~~5 x~~"),
         (
             "a<button>Save 5</button><button>10 Stop</button>.<label>Q</label>b",
@@ -99,7 +102,9 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<ol start=3><li>a<li value=9><p>b</p><p>c</p><li>d</ol>", "3. a\n\n9. b\n\nc\n\n10. d"),
         ("<ol type=a><li>x<ol reversed type=I><li>y<li>z</ol></ol>", "a. x\nII. y\nI. z"),
         ("a <del>5<b>0</b></del><ins>60</ins>", "a ~~50~~ 60"),
-        ("<s>a<strike>b</strike><br>1</s>2<del><p>c<p>d</del>", "~~ab 1~~ 2\n\nc\n\nd"),
+        ("<s>a<strike>b</strike><br>1</s>2<del><p>c<p>d</del>", "~~ab 1~~ 2\n\n~~c~~\n\n~~d~~"),
+        ("<del><b><h2>c</h2></b>d<ol><li>e</ol>f</del>g", "~~c~~\n\n~~d~~\n~~1. e~~\n~~f~~ g"),
+        ("<del><del><p>a<s>b</s></p></del> </del><del><pre>c\nd</pre></del>", "~~ab~~\n\n~~c\nd~~"),
         ("<pre>a\n <del>b\n c</del>d</pre>", "a\n ~~b\n c~~ d"),
         ("<table><tr><th><th>a<tr><td>b<td>1</table>", "\ta\nb\t1"),
         ("<ol type=i start=99><li value=x>q<ul><li>r</ul></ol>", "99. q\nr"),
