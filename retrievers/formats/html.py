@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _HIDDEN = "script style template noscript svg head title nav iframe annotation annotation-xml"
 HIDDEN = frozenset({"hidden-elements", *_HIDDEN.split()})
 _LOOSE = (
-    "address article aside blockquote body details div dl fieldset figcaption figure footer form "
-    "h1 h2 h3 h4 h5 h6 header hr html main p pre section summary table"
+    "address article aside blockquote body center details dialog div dl fieldset figcaption figure "
+    "footer form h1 h2 h3 h4 h5 h6 header hgroup hr html main p pre search section summary table"
 )
 LOOSE = frozenset(_LOOSE.split())  # these stand between blank lines; the others begin a line
-_LINES = "br caption dd dt legend li ol optgroup option select tbody tfoot thead tr ul"
+_LINES = "box br caption dd dt legend li menu ol optgroup option select tbody tfoot thead tr ul"
 BLOCKS = LOOSE | set(_LINES.split())
 CELLS = frozenset({"td", "th"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
@@ -40,6 +40,9 @@ LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no 
 # Parts that screen readers leave out as well: menus in other elements, icons, second copies.
 UNSEEN = '//body//*[@role="navigation" or @role="search" or @aria-hidden="true"]'
 UNSHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
+BOX = re.compile(r"(?<![\w-])display\s*:\s*(block|flex|flow-root|grid|list-item|table)", re.I)
+NUMBER = r"none|disc|circle|square|(decimal(?:-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))"
+NUMBER = re.compile(rf"(?<![\w-])list-style(?:-type)?\s*:[^;]{{0,99}}?\b(?:{NUMBER})\b", re.I)
 WORD = re.compile(r"[^\W\d]{4}")
 STYLE = re.compile(r"vertical-align\s*:\s*(su[pb])|text-decoration[\w-]*\s*:[^;]*line-thr", re.I)
 NOTED = "//body//*[self::svg//text or self::noscript or self::hidden-elements][normalize-space()]"
@@ -55,7 +58,8 @@ GAPS = re.compile("(?<=\\d)[\u2062-\u2064]+(?=\\d)|\u2061(?!\\()")  # and before
 FRACTION = re.compile(r"(?:(\d)|[^\w)\]])?\^(\d+)[/⁄]([₀-₉]+)")  # but no power of x or (x)
 SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+|\([^()]*\)")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
-FORMS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+FORMS = {"a": "lower-alpha", "A": "upper-alpha", "i": "lower-roman", "I": "upper-roman"}
+MUTE = r"\s*(button|checkbox|color|file|hidden|image|password|radio|range|reset|submit)\s*"
 SUBSCRIPTS = str.maketrans("0123456789+-()", "₀₁₂₃₄₅₆₇₈₉₊₋₍₎")
 
 
@@ -147,8 +151,11 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
         alt, kind = element.get("alt"), element.get("class", "")
         if "math" in kind or alt.startswith("$") or len(alt.split()) >= DESCRIPTION:
             element.text = ILLEGAL.sub(" ", alt)
-    for element in root.xpath('//input[@value][not(@type) or @type="text" or @type="number"]'):
-        element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
+    for element in root.xpath("//input[@value]"):
+        if not re.fullmatch(MUTE, element.get("type", ""), re.I):
+            element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
+    for element in root.iter("listing", "plaintext", "xmp"):
+        element.tag = "pre"
     for each in root.iter(*WIDGETS):
         each.text, each.tail = f" {each.text or ''}", re.sub(r"^(?=\w|$)", " ", each.tail or "")
     notes = dict.fromkeys(f"text of {each.tag} left out" for each in root.xpath(NOTED))
@@ -196,6 +203,11 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
         style = element.get("style", "")
         if is_mail and ("hidden" in element.attrib or UNSHOWN.search(style)):
             element.tag = "hidden-elements"
+        if BOX.search(style) and element.tag not in BLOCKS | CELLS:
+            box = element.makeelement("box")
+            element.getparent().replace(element, box)
+            box.append(element)
+            box.tail, element.tail = element.tail, None
         tags, match = [each.tag for each in element], STYLE.search(style)
         if match and match[1] and WORD.search("".join(element.itertext())):
             continue  # a label that is aligned with an icon
@@ -221,19 +233,27 @@ def align(root: "_Element") -> None:
             row, rows, is_first = next(row.itersiblings("tr"), None), rows - 1, 0
 
 
+def form_of(element: "_Element", form: str) -> str:
+    """Return the form of the numbers of a list or an item, "" for bullets and none."""
+    match = NUMBER.search(element.get("style", ""))
+    return (match[1] or "").lower() if match else FORMS.get(element.get("type", ""), form)
+
+
 def number(root: "_Element") -> None:
     """Write the numbers of ordered lists before their items."""
-    for each in root.iter("ol"):
+    for each in root.iter("ol", "ul"):
         items, step = each.findall("li"), -1 if "reversed" in each.attrib else 1
         count = whole(each.get("start"), len(items) if step < 0 else 1)
+        form = form_of(each, "decimal" if each.tag == "ol" else "")
         for item in items:
             count = whole(item.get("value"), count)
-            label = formatted(count, FORMS.get(each.get("type", "1"), "") if count <= 26 else "")
-            place = item
+            place, label = item, formatted(count, form_of(item, form))
+            count += step
+            if not form_of(item, form):
+                continue
             while len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:
                 place = place[0]
             place.text = ILLEGAL.sub(" ", f"{label}. {(place.text or '').lstrip()}")
-            count += step
 
 
 def flatten(root: "_Element") -> None:

@@ -42,7 +42,13 @@ def in_roman(number: int) -> str:
     return text
 
 
-LETTERS: dict[str, Callable[[int], str]] = {"Roman": in_roman}
+def in_letters(number: int) -> str:
+    """Return a number from 1 on as in lists of pages: z is followed by aa and ab."""
+    return in_letters((number - 1) // 26) + ascii_lowercase[(number - 1) % 26] if number else ""
+
+
+LETTERS: dict[str, Callable[[int], str]] = {"Roman": in_roman, "-roman": in_roman}
+LETTERS |= {"-alpha": in_letters, "-latin": in_letters}  # of styles of pages
 LETTERS["Letter"] = lambda number: ascii_lowercase[(number - 1) % 26] * ((number + 25) // 26)
 # Formats of slides.
 SLIDE_FORMS = {"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "arabic": ""}
@@ -53,7 +59,7 @@ SLIDE_TEXTS = {"ParenBoth": "({})", "ParenR": "{})", "Period": "{}.", "Plain": "
 
 def formatted(count: int, form: str) -> str:
     """Return a count in a format such as "upperRoman", in digits if that is unknown."""
-    if form == "decimalZero":
+    if form in ("decimalZero", "decimal-leading-zero"):
         return f"{count:02}"
     text = LETTERS.get(form[5:], str)(count) if 0 < count <= MOST else str(count)
     return text.upper() if form.startswith("upper") else text

@@ -89,7 +89,10 @@ def test_visible_text_with_title_headings_and_notes() -> None:
             "a<button>Save 5</button><button>10 Stop</button>.<label>Q</label>b",
             "a Save 5 10 Stop. Q b",
         ),
-        ("<input value=7><input type=number value=8><input type=hidden value=9> m", "7 8 m"),
+        ("<input value=7><input type=Email value=a@b><input type=hidden value=9> m", "7 a@b m"),
+        ("<center>a</center>b<xmp>c\n d</xmp>e<search>f</search>", "a\n\nb\n\nc\n d\n\ne\n\nf"),
+        ("<td>a<b style='top:0; Display: block'>b</b>c<b style=display:inline-block>d", "a b cd"),
+        ("a<img style=display:block alt='Two boxes of the same'>b", "a\nTwo boxes of the same\nb"),
         ("e<sup>2a</sup> x<sup>ab</sup>", "e^(2a) x^ab"),
         ("<math><mfenced open='['><mi>a</mi><mn>2</mn></mfenced></math>", "[a,2)"),
         (f"<math><mfenced separators='; |'>{'<mi>x</mi>' * 4}</mfenced></math>", "(x;x|x|x)"),
@@ -107,7 +110,12 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<del><del><p>a<s>b</s></p></del> </del><del><pre>c\nd</pre></del>", "~~ab~~\n\n~~c\nd~~"),
         ("<pre>a\n <del>b\n c</del>d</pre>", "a\n ~~b\n c~~ d"),
         ("<table><tr><th><th>a<tr><td>b<td>1</table>", "\ta\nb\t1"),
-        ("<ol type=i start=99><li value=x>q<ul><li>r</ul></ol>", "99. q\nr"),
+        ("<ol type=i start=99><li value=x>q<ul><li>r</ul></ol>", "xcix. q\nr"),
+        (
+            "<ol type=a start=26><li>a<li>b<li style='list-style: none'>c<li type=I>d</ol>"
+            "<ul style='list-style-type: upper-latin'><li>e<li style=list-style-type:decimal>f",
+            "z. a\naa. b\nc\nXXIX. d\nA. e\n2. f",
+        ),
     ],
 )
 def test_html_fragments_are_read_as_text(source: str, text: str) -> None:
