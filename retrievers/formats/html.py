@@ -41,8 +41,8 @@ LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no 
 UNSEEN = '//body//*[@role="navigation" or @role="search" or @aria-hidden="true"]'
 UNSHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 BOX = re.compile(r"(?<![\w-])display\s*:\s*(block|flex|flow-root|grid|list-item|table)", re.I)
-NUMBER = r"none|disc|circle|square|(decimal(?:-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))"
-NUMBER = re.compile(rf"(?<![\w-])list-style(?:-type)?\s*:[^;]{{0,99}}?\b(?:{NUMBER})\b", re.I)
+_NUMBERS = r"none|disc|circle|square|(decimal(-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))"
+NUMBER = re.compile(rf"(?<![\w-])list-style(?:-type)?\s*:[^;]{{0,99}}?\b(?:{_NUMBERS})\b", re.I)
 WORD = re.compile(r"[^\W\d]{4}")
 STYLE = re.compile(r"vertical-align\s*:\s*(su[pb])|text-decoration[\w-]*\s*:[^;]*line-thr", re.I)
 NOTED = "//body//*[self::svg//text or self::noscript or self::hidden-elements][normalize-space()]"
@@ -54,7 +54,7 @@ SPACES = re.compile(r"[\t\n\r\f\v][ \t\n\r\f\v]*| [ \t\n\r\f\v]+")  # but one sp
 ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # lxml takes none
 INVISIBLE = re.compile("[\u00ad\u200b\u2060-\u2064\ufeff]")
 EDGE = "\u2063"  # of a part of a formula; numbers on both sides of it do not run together
-GAPS = re.compile("(?<=\\d)[\u2062-\u2064]+(?=\\d)|\u2061(?!\\()")  # and before an argument
+GAPS = re.compile("(?<=\\d)[\u2062-\u2064]+(?=[\\d₀-₉])|\u2061(?!\\()")  # and before an argument
 FRACTION = re.compile(r"(?:(\d)|[^\w)\]])?\^(\d+)[/⁄]([₀-₉]+)")  # but no power of x or (x)
 SIMPLE = re.compile(r"[+\-−]?(?:[^\W\d]\w*|\d+(?:[.,]\d+)*)|[∗*†‡′″°∘]+|\([^()]*\)")
 ORDINAL = frozenset({"st", "nd", "rd", "th", "er", "re", "º", "ª", "tm", "sm", "®", "™"})
@@ -94,6 +94,7 @@ FORMULAS: dict[str, tuple[Callable[[str], str], ...]] = {
     **dict.fromkeys(("msub", "munder"), (str, lowered)),
     **dict.fromkeys(("msubsup", "munderover"), (str, lowered, powered)),
     "mfrac": (grouped, lambda part: f"/{grouped(part)}"),
+    "stack": (str, "; {}".format),  # a fraction without a bar, as rows of a matrix
     "msqrt": (lambda part: f"√{grouped(part)}",),
     "mroot": (grouped, lambda part: f"^(1/{part})"),
     "rad": (lambda degree: degree and f"({degree})", lambda part: f"√{grouped(part)}"),  # of Office
@@ -256,18 +257,35 @@ def number(root: "_Element") -> None:
             place.text = ILLEGAL.sub(" ", f"{label}. {(place.text or '').lstrip()}")
 
 
-def flatten(root: "_Element") -> None:
-    """Replace formulas and preformatted parts of a tree by their text, the innermost first."""
+def write_marks(root: "_Element") -> None:
+    """Write the marks of formulas that are attributes or places of an element."""
     from lxml.builder import E
 
-    for element in root.iter("br", "mspace"):
-        element.text = "\n" if element.tag == "br" else "\xa0"
     for element in root.iter("mfenced"):  # whose marks are attributes
         marks = "".join(element.get("separators", ",").split())
         for number, child in enumerate(element[1:], 1):
             child.addprevious(E.mo(marks[:number][-1:]))  # the last one repeats
         element.insert(0, E.mo(element.get("open", "(")))
         element.append(E.mo(element.get("close", ")")))
+    for element in root.xpath("//mfrac[@linethickness]"):
+        element.tag = "mfrac" if element.get("linethickness").strip("0. ptxemc") else "stack"
+    for element in root.xpath("//mmultiscripts[*]"):
+        names, parts = [each.tag for each in element], list(element)
+        at = names.index("mprescripts") if "mprescripts" in names else len(parts)
+        scripts = [
+            E(("msub", "msup")[number % 2], E.none(), each)
+            for side in (parts[at + 1 :], parts[1:at])
+            for number, each in enumerate(side)
+        ]
+        scripts.insert(len(parts[at + 1 :]), parts[0])
+        element[:] = scripts
+
+
+def flatten(root: "_Element") -> None:
+    """Replace formulas and preformatted parts of a tree by their text, the innermost first."""
+    write_marks(root)
+    for element in root.iter("br", "mspace"):
+        element.text = "\n" if element.tag == "br" else "\xa0"
     for element in reversed(list(root.iter("pre", *STRUCK, *FORMULAS))):
         text, tail = "".join(element.itertext()), element.tail
         if element.tag in STRUCK:

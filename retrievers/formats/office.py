@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragspec.retrievers.formats.encodings import Extract, joined
-from ragspec.retrievers.formats.html import read_tree
-from ragspec.retrievers.formats.numbering import OFF, Numbering, attribute, number_slide
+from ragspec.retrievers.formats.html import WORD, read_tree
+from ragspec.retrievers.formats.numbering import OFF, Numbering, attribute, number_slide, whole
 from ragspec.retrievers.formats.readers import left_out, parsing
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FORMULA_NAMES = {
     "f": "mfrac", "sSup": "msup", "sSub": "msub", "sSubSup": "msubsup", "rad": "rad",
     "nary": "nary", "func": "func", "sPre": "sPre", "limLow": "munder", "limUpp": "mover",
-    "mr": "mtr",
+    "mr": "mtr", "stack": "stack",
 }  # fmt: skip
 HTML_NAMES = FORMULA_NAMES | {
     "p": "p", "tbl": "table", "tr": "tr", "tc": "td", "br": "br", "cr": "br", "oMath": "math",
@@ -80,6 +80,7 @@ def read_part(
     drop_instructions(root)
     apply_styles(root, styles)
     hidden = (each for each in root.iter("{*}vanish") if attribute(each, "val") not in OFF)
+    counts["embedded documents left out"] += len(root.findall(".//{*}altChunk"))
     counts["runs of hidden text read"] += sum(e.find("../../{*}t") is not None for e in hidden)
     write_marks(root)
     etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
@@ -126,9 +127,20 @@ def drop_instructions(root: "_Element") -> None:
 
 
 def apply_styles(root: "_Element", styles: Mapping[str, Style]) -> None:
-    """Add the marks of styles to the runs that do not state them, those of characters first."""
+    """Add the marks of styles to the runs that do not state them, those of characters first.
+
+    Runs that are raised or lowered behind larger text, as LibreOffice writes them, get marks too.
+    """
     from lxml.builder import E
 
+    for position in root.iterfind(".//{*}r/{*}rPr/{*}position"):
+        run = position.getparent().getparent()
+        size, before = whole(attribute(run, "rPr/sz/val")), run.getprevious()
+        is_small = (
+            0 < size < whole(attribute(before, "rPr/sz/val"), 22) if before is not None else 0
+        )
+        if is_small and not WORD.search("".join(run.itertext())):
+            position.getparent().append(E.vertAlign(val=attribute(position, "val")))
     for name in (*root.iter("{*}rStyle"), *root.iter("{*}pStyle")):
         marks = styles.get(attribute(name, "val"), Style()).marks
         for run in name.getparent().getparent().iter("{*}r") if marks else ():
@@ -137,9 +149,18 @@ def apply_styles(root: "_Element", styles: Mapping[str, Style]) -> None:
 
 
 def write_marks(root: "_Element") -> None:
-    """Write the brackets and operators of formulas, which are properties, as text."""
+    """Write values of form fields, and brackets and operators of formulas, which are properties."""
     from lxml.builder import E
 
+    for field in root.iter("{*}ddList", "{*}checkBox"):
+        values = {str(e.tag).rpartition("}")[2]: attribute(e, "val") for e in field}
+        texts = [attribute(each, "val") for each in field.iterfind("{*}listEntry")]
+        value = values.get("result", values.get("checked", values.get("default", "0")))
+        number = whole(value, len(texts)) if texts else int(value not in OFF)
+        field.append(E.t("".join((texts or ["☐", "☒"])[number : number + 1])))
+    for element in root.iter("{*}f"):
+        if attribute(element, "fPr/type/val") == "noBar":
+            element.tag = "stack"
     for element in root.iter("{*}d", "{*}nary"):
         properties = (each for first in element[:1] for each in first)
         marks = MARKS | {str(e.tag).rpartition("}")[2]: attribute(e, "val") for e in properties}
@@ -237,8 +258,8 @@ def read_pptx(path: Path, data: bytes) -> Extract:
         number_slide(slide.element)
         with parsing(path):
             frame = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
-            spoken = "" if frame is None else frame.text.strip()
             named = getattr(slide.shapes.title, "text", "").split()  # one may be a picture
+        spoken = "" if frame is None else read_part(frame._txBody, counts, {}).text
         texts = [read_part(slide.element, counts, {}).text, *[f"Notes: {spoken}"] * bool(spoken)]
         heading = " ".join(named) or f"{title or path.name}, slide {number + 1}"
         slides[number] = Extract("\n\n".join(texts), headings=((0, heading),))

@@ -61,7 +61,7 @@ LEFT_OUT = {
     "drawings": re.compile(r"^xl/drawings/[^/]*\.xml$"),
     "macros": re.compile(r"/vbaProject\.bin$"),
     "embedded files": re.compile(r"/embeddings/[^/]+$"),
-    "files of comments": re.compile(r"/(threadedC|c)omments?[^/]*\.xml$"),
+    "files of comments": re.compile(r"/(threadedC|modernC|c)omments?[^/]*\.xml$"),
 }
 UNREAD_SUFFIXES = {suffix: kind for names, kind in UNREAD.items() for suffix in names.split()}
 

@@ -19,9 +19,14 @@ word.</p><ul><li>alpha</li><li>beta</li></ul><script>var x = "<p>no</p>";</scrip
 HALF, POWER = "<mfrac><mn>1</mn><mn>2</mn></mfrac>", "<msup><mn>10</mn><mn>3</mn></msup>"
 FORMULAS = [
     (f"<mn>2</mn>{HALF}", "2 1/2"), (f"{HALF}<mn>5</mn>", "1/2 5"), (HALF * 2, "1/2 1/2"),
+    (
+        "<mn>5</mn><mmultiscripts><mi>U</mi><none/><mn>2</mn><mprescripts/><mn>9</mn><mn>3</mn>"
+        "</mmultiscripts><mi>x</mi>", "5 ₉^3U^2x",
+    ),
     (f"<mn>5</mn>{POWER}", "5 10^3"), (f"{POWER}<mrow>{POWER}<mi>x</mi></mrow>", "10^3 10^3x"),
     ("<msqrt><mn>2</mn></msqrt><mn>3</mn>", "√2 3"), ("<mn>1</mn><mn>0</mn>", "10"),
     ("<mn>2</mn><mo>\u2062</mo><mi>x</mi>", "2x"), ("<mi>f</mi><mo>\u2061</mo><mi>x</mi>", "f x"),
+    (f"{HALF.replace('mfrac', 'mfrac linethickness=0.0pt', 1)}<mfenced></mfenced>", "1; 2()"),
     ("<mn>5</mn><mspace/><mi>kg</mi>", "5 kg"), ("<mn>5</mn><mtext>\xa0m</mtext>", "5 m"),
 ]  # fmt: skip
 

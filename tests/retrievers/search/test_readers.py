@@ -29,7 +29,13 @@ TRACKED = f"""<w:p xmlns:w="{WORD}" xmlns:m="{MATH}">
 </m:rad><m:d><m:dPr><m:begChr m:val="["/><m:sepChr m:val=","/><m:endChr m:val="]"/></m:dPr>
 <m:e><m:r><m:t>u</m:t></m:r></m:e><m:e><m:r>
 <m:t>v</m:t></m:r></m:e></m:d><m:nary><m:sub/><m:sup><m:d><m:e><m:r><m:t>n</m:t></m:r></m:e></m:d>
-</m:sup><m:e><m:r><m:t>x</m:t></m:r></m:e></m:nary></m:oMath><w:r><w:sym/></w:r></w:p>"""
+</m:sup><m:e><m:r><m:t>x</m:t></m:r></m:e></m:nary><m:f><m:fPr><m:type m:val="noBar"/></m:fPr>
+<m:num><m:r><m:t>n</m:t></m:r></m:num><m:den><m:r><m:t>k</m:t></m:r></m:den></m:f></m:oMath>
+<w:r><w:sym/></w:r><w:r><w:rPr><w:position w:val="-8"/><w:sz w:val="14"/></w:rPr><w:t>2</w:t></w:r>
+<w:r><w:rPr><w:position w:val="8"/><w:sz w:val="99"/></w:rPr><w:t>3</w:t></w:r><w:altChunk/>
+<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry/>
+<w:listEntry w:val="Red"/></w:ddList><w:checkBox><w:default w:val="0"/><w:checked/></w:checkBox>
+</w:ffData></w:fldChar><w:fldChar w:fldCharType="end"/></w:r></w:p>"""
 FIELDS = ("begin", "begin", "separate", "150", "end", "separate", "7 €", "end", "begin", "8 €")
 MAIL = b"""From: Ann <ann@example.org>\r
 Subject: =?utf-8?q?Gr=C3=B6=C3=9Fe?=\r
@@ -262,11 +268,16 @@ def pptx(path: Path) -> None:
         slide.shapes.title.text = title
         slide.placeholders[1].text = f"About {title}"
         slide._element.set("show", str(int(not hidden)))
-    slide.notes_slide.notes_text_frame.text = "Speak slowly."
+    slide.notes_slide.notes_text_frame.text = "Speak slowly"
+    run = slide.notes_slide.notes_text_frame.paragraphs[0].add_run()
+    run.text = "2"
+    run.font._element.set("baseline", "30000")
     slide.shapes.add_table(1, 2, 0, 0, 9, 9).table.cell(0, 1).text = "17"
     last = file.slides.add_slide(file.slide_layouts[6])
     last.shapes._spTree.append(etree.fromstring(PICTURE_TITLE))
     file.save(str(path))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("ppt/comments/modernComment_1.xml", "")
 
 
 def xlsx(path: Path) -> None:
@@ -333,17 +344,17 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "a.docx",
         docx,
         "The pump\n\nIt lifts 10^6 litres of CO₂~~5~~ 67[1][1][2][endnote 1][endnote 1][endnote 2]"
-        "\n\nPart\tPrice\n\t\tSeal\t4.50\n\nIt is new: (a+b)/2√y[u,v]∫^(n) x\ufffd\n\nfirst\n\n7 €"
-        "\n\n8 €\n\n[1] 1. footnote\n\n[endnote 1] 2. endnote",
+        "\n\nPart\tPrice\n\t\tSeal\t4.50\n\nIt is new: (a+b)/2√y[u,v]∫^(n) xn; k\ufffd₂3Red☒"
+        "\n\nfirst\n\n7 €\n\n8 €\n\n[1] 1. footnote\n\n[endnote 1] 2. endnote",
         "The pump",
-        ["1 headers and footers", "2 tracked deletions", "1 runs of hidden text", "1 symbols"],
+        ["1 headers and", "2 tracked deletions", "1 embedded", "1 runs of hidden", "1 symbols"],
     ),
     (
         "a.pptx",
         pptx,
-        "Goals\n\nAbout Goals\n\n\n\nSales\n\nAbout Sales\n\n\t17\n\nNotes: Speak slowly.",
+        "Goals\n\nAbout Goals\n\n\n\nSales\n\nAbout Sales\n\n\t17\n\nNotes: Speak slowly^2",
         "",
-        ["hidden slide 2"],
+        ["1 files of comments", "hidden slide 2"],
     ),
     (
         "a.xlsx",
