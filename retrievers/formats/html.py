@@ -205,10 +205,8 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
         if is_mail and ("hidden" in element.attrib or UNSHOWN.search(style)):
             element.tag = "hidden-elements"
         if BOX.search(style) and element.tag not in BLOCKS | CELLS:
-            box = element.makeelement("box")
-            element.getparent().replace(element, box)
-            box.append(element)
-            box.tail, element.tail = element.tail, None
+            element.addprevious(element.makeelement("box"))
+            element.append(element.makeelement("box"))
         tags, match = [each.tag for each in element], STYLE.search(style)
         if match and match[1] and WORD.search("".join(element.itertext())):
             continue  # a label that is aligned with an icon
@@ -248,13 +246,12 @@ def number(root: "_Element") -> None:
         form = form_of(each, "decimal" if each.tag == "ol" else "")
         for item in items:
             count = whole(item.get("value"), count)
-            place, label = item, formatted(count, form_of(item, form))
-            count += step
-            if not form_of(item, form):
-                continue
+            kind, place = form_of(item, form), item
+            label = f"{formatted(count, kind)}. " * bool(kind)
             while len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:
                 place = place[0]
-            place.text = ILLEGAL.sub(" ", f"{label}. {(place.text or '').lstrip()}")
+            place.text = ILLEGAL.sub(" ", f"{label}{(place.text or '').lstrip()}")
+            count += step
 
 
 def write_marks(root: "_Element") -> None:
@@ -270,15 +267,12 @@ def write_marks(root: "_Element") -> None:
     for element in root.xpath("//mfrac[@linethickness]"):
         element.tag = "mfrac" if element.get("linethickness").strip("0. ptxemc") else "stack"
     for element in root.xpath("//mmultiscripts[*]"):
-        names, parts = [each.tag for each in element], list(element)
-        at = names.index("mprescripts") if "mprescripts" in names else len(parts)
-        scripts = [
-            E(("msub", "msup")[number % 2], E.none(), each)
-            for side in (parts[at + 1 :], parts[1:at])
-            for number, each in enumerate(side)
-        ]
-        scripts.insert(len(parts[at + 1 :]), parts[0])
-        element[:] = scripts
+        before = element.xpath("mprescripts[1]/following-sibling::*")
+        base, *after = element[: len(element) - len(before)]
+        for number, each in (*enumerate(before), *enumerate(after)):
+            each.getparent().replace(each, script := E("msup" if number % 2 else "msub", E.none()))
+            script.append(each)
+        element[:] = [*element[len(after) + 1 :], base, *element[1 : len(after) + 1]]
 
 
 def flatten(root: "_Element") -> None:

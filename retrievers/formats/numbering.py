@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl"}
 ROMAN |= {10: "x", 9: "ix", 5: "v", 4: "iv", 1: "i"}
 OFF = ("0", "false", "off")  # values of properties that do not hold
-MOST = 780  # larger numbers are written in digits
+MOST = 702  # larger numbers are written in digits
 
 
 def attribute(element: "_Element", path: str) -> str:
@@ -42,14 +42,10 @@ def in_roman(number: int) -> str:
     return text
 
 
-def in_letters(number: int) -> str:
-    """Return a number from 1 on as in lists of pages: z is followed by aa and ab."""
-    return in_letters((number - 1) // 26) + ascii_lowercase[(number - 1) % 26] if number else ""
-
-
 LETTERS: dict[str, Callable[[int], str]] = {"Roman": in_roman, "-roman": in_roman}
-LETTERS |= {"-alpha": in_letters, "-latin": in_letters}  # of styles of pages
 LETTERS["Letter"] = lambda number: ascii_lowercase[(number - 1) % 26] * ((number + 25) // 26)
+ALPHABETIC = ["", *(a + b for a in ("", *ascii_lowercase) for b in ascii_lowercase)]  # to "zz"
+LETTERS["-alpha"] = LETTERS["-latin"] = ALPHABETIC.__getitem__  # of pages
 # Formats of slides.
 SLIDE_FORMS = {"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "arabic": ""}
 SLIDE_FORMS |= {"romanLc": "lowerRoman", "romanUc": "upperRoman"}

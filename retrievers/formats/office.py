@@ -127,20 +127,14 @@ def drop_instructions(root: "_Element") -> None:
 
 
 def apply_styles(root: "_Element", styles: Mapping[str, Style]) -> None:
-    """Add the marks of styles to the runs that do not state them, those of characters first.
-
-    Runs that are raised or lowered behind larger text, as LibreOffice writes them, get marks too.
-    """
+    """Add marks to the runs that do not state them: of positions, then of styles of characters."""
     from lxml.builder import E
 
-    for position in root.iterfind(".//{*}r/{*}rPr/{*}position"):
-        run = position.getparent().getparent()
+    for run in root.findall(".//{*}r/{*}rPr/{*}position/../.."):  # as LibreOffice raises text
         size, before = whole(attribute(run, "rPr/sz/val")), run.getprevious()
-        is_small = (
-            0 < size < whole(attribute(before, "rPr/sz/val"), 22) if before is not None else 0
-        )
-        if is_small and not WORD.search("".join(run.itertext())):
-            position.getparent().append(E.vertAlign(val=attribute(position, "val")))
+        usual = 0 if before is None else whole(attribute(before, "rPr/sz/val"), 22)
+        if 0 < size < usual and not WORD.search("".join(run.itertext())):
+            run.append(E.rPr(E.vertAlign(val=attribute(run, "rPr/position/val"))))
     for name in (*root.iter("{*}rStyle"), *root.iter("{*}pStyle")):
         marks = styles.get(attribute(name, "val"), Style()).marks
         for run in name.getparent().getparent().iter("{*}r") if marks else ():
