@@ -30,7 +30,7 @@ _LOOSE = (
     "footer form h1 h2 h3 h4 h5 h6 header hgroup hr html main p pre search section summary table"
 )
 LOOSE = frozenset(_LOOSE.split())  # these stand between blank lines; the others begin a line
-_LINES = "box br caption dd dt legend li menu ol optgroup option select tbody tfoot thead tr ul"
+_LINES = "box br caption dd dt legend li listing ol option select tbody tfoot thead tr ul xmp"
 BLOCKS = LOOSE | set(_LINES.split())
 CELLS = frozenset({"td", "th"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
@@ -155,8 +155,6 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
     for element in root.xpath("//input[@value]"):
         if not re.fullmatch(MUTE, element.get("type", ""), re.I):
             element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
-    for element in root.iter("listing", "plaintext", "xmp"):
-        element.tag = "pre"
     for each in root.iter(*WIDGETS):
         each.text, each.tail = f" {each.text or ''}", re.sub(r"^(?=\w|$)", " ", each.tail or "")
     notes = dict.fromkeys(f"text of {each.tag} left out" for each in root.xpath(NOTED))
@@ -167,9 +165,8 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
     writer = TextWriter()
     for event, element in etree.iterwalk(root, events=("start", "end")):
         (writer.open if event == "start" else writer.close)(element)
-    text = "".join(writer.parts).rstrip()
     title = title or next((heading for _, heading in writer.headings), "")
-    return Extract(text, title, tuple(writer.headings), notes=tuple(notes))
+    return Extract("".join(writer.parts).rstrip(), title, tuple(writer.headings), notes=(*notes,))
 
 
 def read_epub(path: Path, data: bytes) -> Extract:
@@ -192,9 +189,9 @@ def read_epub(path: Path, data: bytes) -> Extract:
         title = " ".join((root.findtext(".//{*}title") or "").split())
     notes += [f"the chapter {clean(place)} is missing" for place in places if place not in names]
     parts = [read_page(Path(place), chapter) for place, chapter in chapters]
-    book = joined([part for part in parts if part.text])
-    first = parts[0].title if parts else ""
-    return replace(book, title=title or first, notes=(*book.notes, *notes))
+    title = title or next((part.title for part in parts), "")
+    book = joined([part for part in parts if part.text], title)
+    return replace(book, notes=(*book.notes, *notes))
 
 
 def apply_styles(root: "_Element", is_mail: bool) -> None:
@@ -346,21 +343,17 @@ class TextWriter:
         self._write(element.tail)
 
     def _break(self, tag: str) -> None:
-        if tag not in BLOCKS:
-            return
-        if self._cells:
+        if tag in BLOCKS and self._cells:
             self._gap = self._gap or " "
-        else:
+        elif tag in BLOCKS:
             self._gap = max("\n\n" if tag in LOOSE else "\n", self._gap.strip(" \t"), key=len)
 
     def _write(self, text: str | None) -> None:
         text = SPACES.sub(" ", INVISIBLE.sub("", text or "").replace("\xa0", " "))
         words = text.strip(" ")
-        if words == PILCROW:
-            return
         if text.startswith(" "):
             self._gap = self._gap or " "
-        if words:
+        if words and words != PILCROW:
             self._put(words)
             self._gap = " " if text.endswith(" ") else ""
 

@@ -156,8 +156,7 @@ def expanded(body: Sequence[str], words: Sequence[str]) -> list[str]:
     """Return the lines of a macro that is called with some words."""
 
     def argument(match: re.Match[str]) -> str:
-        each = match[1]
-        return " ".join(words) if each in "*@" else "".join(words[int(each) - 1 :][:1])
+        return " ".join(words if match[1] in "*@" else words[int(match[1]) - 1 :][:1])
 
     return [PARAMETER.sub(argument, line).replace("\\\\", "\\") for line in body]
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from lxml.etree import _Element
 
-ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl"}
-ROMAN |= {10: "x", 9: "ix", 5: "v", 4: "iv", 1: "i"}
+ONES = ["", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix"]
+TENS, HUNDREDS = ([e.translate(str.maketrans("ivx", to)) for e in ONES] for to in ("xlc", "cdm"))
+ROMAN = [hundred + ten + one for hundred in HUNDREDS for ten in TENS for one in ONES]
 OFF = ("0", "false", "off")  # values of properties that do not hold
 MOST = 702  # larger numbers are written in digits
 
@@ -33,16 +34,7 @@ def whole(value: str | None, default: int = 0) -> int:
     return int(value) if value and re.fullmatch(r"\s*-?\d{1,6}\s*", value) else default
 
 
-def in_roman(number: int) -> str:
-    """Return a number from 1 on in small Roman numerals."""
-    text = ""
-    for value, letters in ROMAN.items():
-        text += number // value * letters
-        number %= value
-    return text
-
-
-LETTERS: dict[str, Callable[[int], str]] = {"Roman": in_roman, "-roman": in_roman}
+LETTERS: dict[str, Callable[[int], str]] = dict.fromkeys(("Roman", "-roman"), ROMAN.__getitem__)
 LETTERS["Letter"] = lambda number: ascii_lowercase[(number - 1) % 26] * ((number + 25) // 26)
 ALPHABETIC = ["", *(a + b for a in ("", *ascii_lowercase) for b in ascii_lowercase)]  # to "zz"
 LETTERS["-alpha"] = LETTERS["-latin"] = ALPHABETIC.__getitem__  # of pages

@@ -150,11 +150,10 @@ def write_marks(root: "_Element") -> None:
         values = {str(e.tag).rpartition("}")[2]: attribute(e, "val") for e in field}
         texts = [attribute(each, "val") for each in field.iterfind("{*}listEntry")]
         value = values.get("result", values.get("checked", values.get("default", "0")))
-        number = whole(value, len(texts)) if texts else int(value not in OFF)
+        number = whole(value, value not in OFF)
         field.append(E.t("".join((texts or ["☐", "☒"])[number : number + 1])))
-    for element in root.iter("{*}f"):
-        if attribute(element, "fPr/type/val") == "noBar":
-            element.tag = "stack"
+    for element in root.xpath('//*[local-name()="fPr"][*/@*="noBar"]/..'):
+        element.tag = "stack"
     for element in root.iter("{*}d", "{*}nary"):
         properties = (each for first in element[:1] for each in first)
         marks = MARKS | {str(e.tag).rpartition("}")[2]: attribute(e, "val") for e in properties}

@@ -49,7 +49,7 @@ def test_folder_is_read_recursively_sorted_without_hidden_files(tmp_path: Path) 
         ("a.pdf", b"%PDF-1.7\n" + b"\x00" * 200, "broken PDF"),
         ("a.pdf", b"%PDF-1.4 nothing more", "broken PDF"),
         ("a.html", b"<script>x()</script>", "no text"),
-        ("a.docx", b"PK\x03\x04 cut", "a broken .docx file"),
+        ("a.docx", b"PK\x03\x04 cut", "is damaged, or no .docx file"),
         ("a.xlsx", b"\xd0\xcf\x11\xe0 ole", "is encrypted"),
         ("a.ipynb", b"[1]", "is no notebook"),
         ("a.mbox", b"hello", "is no mailbox"),

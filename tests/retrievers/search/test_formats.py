@@ -95,7 +95,7 @@ def test_visible_text_with_title_headings_and_notes() -> None:
             "a Save 5 10 Stop. Q b",
         ),
         ("<input value=7><input type=Email value=a@b><input type=hidden value=9> m", "7 a@b m"),
-        ("<center>a</center>b<xmp>c\n d</xmp>e<search>f</search>", "a\n\nb\n\nc\n d\n\ne\n\nf"),
+        ("<center>a</center>b<xmp>c\n d</xmp>e<search>f</search>", "a\n\nb\nc d\ne\n\nf"),
         ("<td>a<b style='top:0; Display: block'>b</b>c<b style=display:inline-block>d", "a b cd"),
         ("a<img style=display:block alt='Two boxes of the same'>b", "a\nTwo boxes of the same\nb"),
         ("e<sup>2a</sup> x<sup>ab</sup>", "e^(2a) x^ab"),
