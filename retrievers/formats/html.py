@@ -145,7 +145,10 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
 
     apply_styles(root, is_mail)
     for element in root.xpath(UNSEEN):
-        element.tag = "nav"
+        is_text = element.get("aria-hidden") == "true" and any(map(WORD.search, element.itertext()))
+        element.tag = "hidden-elements" if is_text else "nav"
+    for element in root.iter("q"):
+        element.text, element.tail = f"“{element.text or ''}", f"”{element.tail or ''}"
     for element in root.xpath('//script[starts-with(@type, "math/")]'):
         element.tag = "span"
     for element in root.xpath("//img[@alt]"):

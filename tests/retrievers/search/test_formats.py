@@ -12,8 +12,8 @@ from ragspec.retrievers.search.documents import load_document
 from tests.support.toy_pdf import pdf_of
 
 PAGE = """<!doctype html><html><head><title> A  page </title><style>p{}</style></head><body>
-<nav>menu</nav><svg><text>x</text></svg><h1>Main &amp; first</h1><p>One <b>bold</b>
-word.</p><ul><li>alpha</li><li>beta</li></ul><script>var x = "<p>no</p>";</script>
+<nav>menu</nav><i aria-hidden=true>copy</i><svg><text>x</text></svg><h1>Main &amp; first</h1><p>One
+<b>bold</b> word.</p><ul><li>alpha</li><li>beta</li></ul><script>var x = "<p>no</p>";</script>
 <h2>Second</h2><noscript>n</noscript><pre>  keep
     this</pre><table><tr><td>a</td><td>b</td></tr></table></body></html>"""
 HALF, POWER = "<mfrac><mn>1</mn><mn>2</mn></mfrac>", "<msup><mn>10</mn><mn>3</mn></msup>"
@@ -39,7 +39,8 @@ def test_visible_text_with_title_headings_and_notes() -> None:
     )
     assert [heading for _, heading in page.headings] == ["Main & first", "Second"]
     assert all(page.text[start:].startswith(heading) for start, heading in page.headings)
-    assert page.notes == ("text of svg left out", "text of noscript left out")
+    parts = ("hidden-elements", "svg", "noscript")
+    assert page.notes == tuple(f"text of {part} left out" for part in parts)
     assert read_html("<title>Untitled 1</title><h2>Only <i>this</i></h2>t").title == "Only this"
 
 
@@ -51,7 +52,7 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("</div></script>plain", "plain"),
         ("a<br>b", "a\nb"),
         ("<svg><title>icon</title></svg>text", "text"),
-        ("x &lt; y &#8211; z", "x < y – z"),
+        ("x &lt; y &#8211; z <q>a <b>b</b></q>.", "x < y – z “a b”."),
         (
             "10<sup>6</sup> l.<sup>2</sup> 2<sup>31</sup>-1 2<sup>31-1</sup>",
             "10^6 l.^2 2^31-1 2^(31-1)",
