@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_double, c_ushort, cast, create_string_buffer
 from dataclasses import replace
 from itertools import accumulate, chain
-from math import cos
+from math import cos, inf
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -36,8 +36,11 @@ NUMBERED = re.compile(
     r"|0\s*(?:[|–—·•]|\s{2})\s*.+|.+\s*(?:[|–—·•]|\s{2})\s*0|第?\s*0\s*[页頁ページ]+.*|- 0 -",
     re.I,
 )
-INNER_DIGITS = re.compile(r"(?<=\S)[-+−]?\d+")
+BREAK = re.compile(r"(?<=\S)\r\n(?=[^\r])")
+FALSE_BREAK = "\r\r"  # in place of such a break that is none
+INNER_DIGITS = re.compile(rf"(?<=\S)(?:{FALSE_BREAK})?[-+−]?\d+")
 SMALL, RAISED = 0.85, 0.15  # a raised digit's most height and least rise, of what precedes it
+TOUCH, NEAREST = 0.1, 0.75  # of a line's height: most gap of touching characters, least of lines
 UNREAD, VALUED = {2: "check boxes", 3: "buttons"}, (4, 5, 6)  # types of form fields in pdfium
 SECRET = 1 << 13  # the flag of a password
 LEVEL = 0.9  # least cosine of the angle of such text
@@ -127,28 +130,40 @@ def _page(page: "PdfPage") -> tuple[str, str]:
 
 
 def _with_raised(part: object, text: str) -> str:
-    """Return the text of a page with "^" before digits that stand higher than what precedes."""
+    """Return the text of a page with "^" before digits that stand higher than what precedes.
+
+    A line break between characters that touch, as pdfium sets at such digits, is removed.
+    """
     from pypdfium2 import raw
 
     units = [*accumulate((1 + (each > "\uffff") for each in text), initial=0)]  # of UTF-16
 
-    def box(at: int) -> tuple[float, float]:
-        """Return the height of a character's baseline, and that of its box, 0 if it is turned."""
+    def box(at: int) -> tuple[float, float, float, float]:
+        """Return a character's baseline, its height (0 if it is turned), and its left and right."""
         rect, index = raw.FS_RECTF(), raw.FPDFText_GetCharIndexFromTextIndex(part, units[at])
         raw.FPDFText_GetLooseCharBox(part, index, rect)
         raw.FPDFText_GetCharOrigin(part, index, c_double(), baseline := c_double())
         is_level = cos(raw.FPDFText_GetCharAngle(part, index)) > LEVEL
-        return baseline.value, is_level * (rect.top - rect.bottom)
+        return baseline.value, is_level * (rect.top - rect.bottom), rect.left, rect.right
+
+    def rejoined(match: re.Match[str]) -> str:
+        base, height, _, right = box(match.start() - 1)
+        baseline, size, left, _ = box(match.end())
+        most = max(height, size)
+        touches = abs(left - right) < TOUCH * most and abs(baseline - base) < NEAREST * most
+        return FALSE_BREAK if touches else match[0]
 
     def marked(match: re.Match[str]) -> str:
-        digits, at, (base, height) = match[0], len(match[0]), box(match.start() - 1)
-        for baseline, size in map(box, reversed(range(*match.span()))):
-            if baseline <= base + RAISED * height or not 0 < size < SMALL * height:
+        digits, at, (base, height, *_) = match[0], len(match[0]), box(match.start() - 1)
+        most = inf if digits.startswith(FALSE_BREAK) else SMALL * height
+        for place in reversed(range(*match.span())):
+            baseline, size, *_ = box(place)
+            if baseline <= base + RAISED * height or not 0 < size < most:
                 break
             at -= 1
         return f"{digits[:at]}{'^' * (at < len(digits))}{digits[at:]}"
 
-    return INNER_DIGITS.sub(marked, text)
+    return INNER_DIGITS.sub(marked, BREAK.sub(rejoined, text)).replace(FALSE_BREAK, "")
 
 
 def cleaned(pages: Sequence[str], margins: Sequence[str] = ()) -> tuple[list[str], list[str]]:

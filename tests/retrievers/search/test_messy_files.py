@@ -115,6 +115,8 @@ def test_form_values_are_text_of_their_page(tmp_path: Path, entries: bytes, text
     [
         ("It lifts 10", "-6", " litres", "10^-6"),
         ("A note", "3,4", " ends", "note^3,4"),
+        ("m", "2", " is a unit", "m^2 is a unit"),
+        ("2", "10", " = 1024", "2^10 = 1024"),
         ("See ", "5", "6 and 3", "See 5"),
         ("A) Tj 0 1 -1 0 40 300 Tm (Q", "", "4 W12 turned", "Q4 W12 turned"),
         ("AAAA x", "2", " ends", "\U0001d434" * 4 + " x^2"),
