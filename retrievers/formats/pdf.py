@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_double, c_ushort, cast, create_string_buffer
 from dataclasses import replace
+from functools import reduce
 from itertools import accumulate, chain
 from math import cos, inf
 from pathlib import Path
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 LIGATURES = {number: unicodedata.normalize("NFKC", chr(number)) for number in range(0xFB00, 0xFB07)}
 CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
 PILCROW = re.compile(r"[ \t]*¶(?=\s|$)")
-CUT_WORD = re.compile(r"(\w+)\ufffe(\w+)")  # pdfium's mark of a hyphen at a line's end
+CUT_WORD = re.compile(r"\w+(?:\ufffe\w+)+")  # pdfium's mark of a hyphen at a line's end
+HYPHEN = re.compile(r"(?<=\w)\u2010\n(?=\w)")  # which it does not mark
 DIGITS = re.compile(r"\d{1,9}")
 WORD = re.compile(r"\w+(?:-\w+)*")
 NEAR = 2  # pages before and behind one that it counts on from
@@ -172,20 +174,25 @@ def cleaned(pages: Sequence[str], margins: Sequence[str] = ()) -> tuple[list[str
     A word that is cut at a line's end is joined if the whole stands elsewhere, or if its second
     part is no word of its own there.
     """
-    plain, edges = (
-        [PILCROW.sub("", clean(page).replace("\r\n", "\n").translate(CHARACTERS)) for page in each]
-        for each in (pages, margins or pages)
-    )
-    texts, removed = without_running_lines(plain, edges)
+
+    def plain(page: str) -> str:
+        text = clean(page).replace("\r\n", "\n").translate(CHARACTERS)
+        return PILCROW.sub("", HYPHEN.sub("\ufffe", text))
+
+    edges = [*map(plain, margins or pages)]
+    texts, removed = without_running_lines([*map(plain, pages)], edges)
     words = {word.lower() for page in texts for word in WORD.findall(CUT_WORD.sub(" ", page))}
 
-    def joined(match: re.Match[str]) -> str:
-        whole, first, second = (each.lower() for each in (match[1] + match[2], *match.groups()))
+    def joined(left: str, right: str) -> str:
+        whole, first, second = (each.lower() for each in (left + right, left, right))
         known = whole in words or second not in words or first not in words
         hyphen = f"{first}-{second}" in words or (not second[:1].islower() and whole not in words)
-        return match[1] + match[2] if known and not hyphen else f"{match[1]}-{match[2]}"
+        return left + right if known and not hyphen else f"{left}-{right}"
 
-    return [CUT_WORD.sub(joined, page).replace("\ufffe", "-") for page in texts], removed
+    def whole_word(match: re.Match[str]) -> str:
+        return reduce(joined, match[0].split("\ufffe"))
+
+    return [CUT_WORD.sub(whole_word, page).replace("\ufffe", "-") for page in texts], removed
 
 
 def without_running_lines(

@@ -186,11 +186,11 @@ def test_repeated_body_lines_stay() -> None:
 def test_ligatures_pilcrows_and_hyphenated_words_are_normalized() -> None:
     page = (
         "Eﬃcient oﬀices¶\nuse speci\ufffefication files, well\ufffeknown names, "
-        "a dis\ufffeh,\xad a specification. Known well."
+        "a dis\ufffeh,\xad a specification. Known well, in\ufffeter\ufffenation\u2010\nal."
     )
     assert cleaned([page])[0] == [
         "Efficient offices\nuse specification files, well-known names, a dish, a specification. "
-        "Known well."
+        "Known well, international."
     ]
 
 
