@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from email import message_from_bytes
+from email.errors import HeaderParseError
+from email.header import decode_header
 from email.message import EmailMessage
-from email.policy import default
+from email.policy import EmailPolicy
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +24,55 @@ START = re.compile(rb"\A" + FROM + rb"|(?<=\n)\r?\n" + FROM + rb"(?=[!-9;-~]+:)"
 WORD = re.compile(r"https?:\S+|(\d+|[^\W\d]+)")  # links have none
 MORE = 0.25  # of a page's words: least surplus over its plain text for the page to be read
 QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
+ENCODED = r"=\?[^?\s]+\?[bq]\?.*?\?="
+ENCODED_WORDS = re.compile(rf"{ENCODED}(?:\s*{ENCODED})*", re.I)  # nothing stands between them
+
+
+class LenientPolicy(EmailPolicy):
+    """Keep to the first part of header lines at which the parser of `email` fails."""
+
+    def header_fetch_parse(self, name: str, value: str) -> Any:
+        """Return the line as it is parsed."""
+        with suppress(Exception):  # such as IndexError
+            return super().header_fetch_parse(name, value)
+        return super().header_fetch_parse(name, value.partition(";")[0])
 
 
 def read_message(path: Path, data: bytes) -> Extract:
     """Return the text of a mail and of the mails in it; raise DocumentError if it is none."""
     with parsing(path):
-        message = message_from_bytes(data.lstrip(), policy=default)
-        is_mail, title = any(message[name] for name in LINES), str(message["Subject"] or "")
-    if not is_mail:
+        message = message_from_bytes(data.lstrip(), policy=LenientPolicy())
+        lines = _lines(message)
+    if not lines:
         raise DocumentError(f"{path} is no mail; expected lines such as From and Subject.")
     parts = [*_parts(path, message)]
     notes = tuple(note for part in parts for note in part.notes)
     whole = joined([part for part in parts if part.text])
-    return replace(whole, title=clean(" ".join(title.split())), notes=notes)
+    return replace(whole, title=clean(lines.get("Subject", "")), notes=notes)
+
+
+def _lines(message: Any) -> dict[str, str]:
+    """Return the main lines of a header as they stand, with encoded words as text."""
+
+    def plain(match: re.Match[str]) -> str:
+        with suppress(HeaderParseError):  # left as it is
+            return "".join(
+                data.decode(codec_of(str(name).split("*")[0]) or "utf-8", "replace")
+                for data, name in decode_header(match[0])
+            )
+        return match[0]
+
+    lines = dict[str, str]()
+    for name, value in reversed([*message.raw_items()]):  # of equal names the first counts
+        text = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        lines[name.title()] = " ".join(ENCODED_WORDS.sub(plain, " ".join(text.split())).split())
+    return {name: lines[name] for name in LINES if lines.get(name)}
 
 
 def _parts(path: Path, message: Any) -> Iterator[Extract]:
     """Yield the header of a message, and the texts and messages in it."""
     with parsing(path):
-        header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
+        header = _lines(message)
         kind, name = message.get_content_type(), message.get_filename()
         is_attachment, inner = message.is_attachment(), [*message.iter_parts()]
     title, note = clean(header.get("Subject", "")), ""

@@ -60,6 +60,8 @@ LATIN = b"From: Ann\nContent-Type: multipart/mixed; boundary=B\n\n%s%s%s%s--B--\
     PART % (b"text/css", b"p {}"),
     PART % (b"text/html; charset=undefined", b"<table><td><td>c</table><ol><li>a&#12;b</ol>"),
 )
+ODD = b"From: =?UTF-8?Q?Ann_M=C3?=\n =?UTF-8?Q?=BCl=0A?= <a@[\nFrom: B\nTo: <\nCc: =?utf-8?B?a?=\n"
+ODD_READ = "From: Ann Mül <a@[\nTo: <\nCc: =?utf-8?B?a?=\n\nHi"
 HIDING = b"<p hidden>1<p>Stay <b style='color:red; DISPLAY: none'>2</b>at home"
 SEALED = b"From: Ann <ann@example.org>\nContent-Type: application/pgp-encrypted\n\nx"
 BEGIN = b"From a@b Mon Jan  1 10:00:00 2024\n"
@@ -387,6 +389,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("f.eml", forms(b"Stay.", HIDING), "From: A\n\nStay at home", "", ["hidden-elements left"]),
     ("g.eml", forms(b"A b c http:x?8", b"A b c d"), "From: A\n\nA b c http:x?8", "", ["page"]),
     ("h.eml", forms(b"Pay 7 or 8", b"Pay 9"), "From: A\n\nPay 7 or 8", "", ["page left out"]),
+    ("j.eml", write(ODD + b"Content-Type: text/plain; x*\n\nHi"), ODD_READ, "", []),
     (
         "i.eml",
         forms(b"See", b"D:9\n  x\\,y", b"text/calendar"),
