@@ -4,6 +4,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -18,7 +19,8 @@ from ragspec.retrievers.formats.office import read_part
 from ragspec.retrievers.formats.readers import MAX_BYTES, format_of, left_out, parsing
 
 NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, an amount
-QUOTED = re.compile(r'(?<![^;,\t|\n])"[^"]*(?:""[^"]*)*"(?![^;,\t|\n])')  # a cell, also of lines
+QUOTED = re.compile(r'(?<![^;,\t|\n]) *"[^"]*(?:""[^"]*)*"(?![^;,\t|\n])')  # a cell of any lines
+ESCAPED = re.compile(r'(?<!\\)((?:\\\\)*)\\"')  # a quote behind a backslash
 SEPARATOR = re.compile(r"sep=([;,|\t])(?=\n|$)", re.I)  # the first line of files that Excel writes
 # Of a format of numbers: text, an escape, a gap, a currency or a colour; and a plain section.
 LITERAL = re.compile(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^]-]*))?[^]]*\]')
@@ -105,9 +107,8 @@ def read_csv(path: Path, data: bytes) -> Extract:
     if format_of(path) != ".tsv":
         match = SEPARATOR.match(text)
         text, delimiter = (text[match.end() :], match[1]) if match else (text, delimiter_of(text))
-    try:
-        rows = [*csv.reader(StringIO(text), delimiter=delimiter, strict=True)]
-    except csv.Error:
+    rows = quoted_rows(text, delimiter)
+    if rows is None:
         rows = [*csv.reader(StringIO(text), delimiter=delimiter)]
         by_line = [*csv.reader(StringIO(text), delimiter=delimiter, quoting=csv.QUOTE_NONE)]
         ((width, count),) = Counter(map(len, by_line)).most_common(1)
@@ -116,8 +117,17 @@ def read_csv(path: Path, data: bytes) -> Extract:
         what = "some were removed"
         if is_torn and any("\n" in cell for row in rows for cell in row):
             rows, what = by_line, "each line was read as a row, with them"
-        notes += (f"quotes are not closed or doubled; {what}",)
+        notes += (f"quotes are not closed, doubled or escaped; {what}",)
     return replace(extract, text="\n".join(row_lines(rows)), unit="row", notes=notes)
+
+
+def quoted_rows(text: str, delimiter: str) -> list[list[str]] | None:
+    """Return rows whose quotes are doubled or escaped and may follow spaces, None if none do."""
+    for source, skips in ((text, True), (text, False), (ESCAPED.sub(r'\1""', text), True)):
+        lines = StringIO(source)
+        with suppress(csv.Error):
+            return [*csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=skips)]
+    return None
 
 
 def delimiter_of(text: str) -> str:
