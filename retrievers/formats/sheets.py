@@ -30,6 +30,7 @@ SIGNS = {  # of a sheet's source -> its note; only texts within cells have fonts
     rb'<(?:\w+:)?(?:row|col) [^>]*\bhidden="[1t]': "hidden rows or columns read in",
     rb"<(?:\w+:)?(?:vertAlign|strike)\b": "exponents or struck-out parts of cells not read in",
 }
+ESCAPE = re.compile(r"_x([0-9A-F]{4})_")  # a character in the text of a cell
 SECTION = re.compile(f"{LITERALS}{DIGITS}{LITERALS}(?:;|$)")
 
 
@@ -172,8 +173,9 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
                 cells = list(zip(*row, strict=True))
                 if any(isinstance(twin[0].value, int | float) for twin in cells):
                     numeric.add(len(rows))
-                unsaved += sum(a[0].value is None and a[-1].value is not None for a in cells)
-                rows.append([cell_text(a[-1] if a[0].value is None else a[0]) for a in cells])
+                shown = [a[-1] if is_unsaved(a[0]) else a[0] for a in cells]
+                unsaved += sum(is_unsaved(a[0]) and a[-1].value is not None for a in cells)
+                rows.append([*map(cell_text, shown)])
                 size += sum(map(len, rows[-1]))
                 if size > MAX_BYTES:  # a text that many cells share is packed once
                     raise DocumentError(f"{path} unpacks to more than {MAX_BYTES} characters.")
@@ -183,9 +185,15 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
     return replace(joined(parts, file.properties.title or "", "sheet"), notes=tuple(notes))
 
 
+def is_unsaved(cell: Any) -> bool:
+    """Return whether a cell is without a saved result, which may be an empty text."""
+    return cell.value is None and cell.data_type != "str"
+
+
 def cell_text(cell: Any) -> str:
     """Return the value of a cell as its reader sees it."""
     text = "" if cell.value is None else value_text(cell.value, cell.number_format or "")
+    text = ESCAPE.sub(lambda match: clean(chr(int(match[1], 16))), text)
     return f"~~{text}~~" if text and cell.font.strike else text
 
 

@@ -289,11 +289,12 @@ def xlsx(path: Path) -> None:
     file = openpyxl.Workbook()
     sheet = file.active
     sheet.title = "Prices"
-    sheet.append(["Item", "Price", "Since"])
+    sheet.append(["Item_x000D_", "Price", "Since"])
     sheet.append(["Seal", 4.5, datetime(2026, 3, 1)])
     sheet.append([])
     sheet.append(["Hose", 0.25])
     sheet["B4"].number_format, sheet["C4"] = "0.0%", "=B2*2"
+    sheet["D4"] = '=""'
     sheet["D2"] = openpyxl.worksheet.formula.ArrayFormula("D2", "=A1:A3*2")
     sheet["E2"] = CellRichText(TextBlock(InlineFont(strike=True), "a"), "b")
     sheet["A4"].font, sheet.row_dimensions[4].hidden = openpyxl.styles.Font(strike=True), True
@@ -307,6 +308,7 @@ def xlsx(path: Path) -> None:
     file.save(path)
     change(path, '<dimension ref="A1:E4"', '<dimension ref="A1"')
     change(path, 't="inlineStr"><is><t>Seal</t></is>', 't="s"><v>0</v>')
+    change(path, '<c r="D4">', '<c r="D4" t="str">')
     change(path, "</Types>", SHARED)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("s.xml", f'<sst xmlns="{SHEET}"><si>{RICH}</si></sst>')
