@@ -1,5 +1,6 @@
 """The text of every page of a PDF file, without running lines, words rejoined across line ends."""
 
+import logging
 import re
 import unicodedata
 from collections import Counter
@@ -44,6 +45,7 @@ INNER_DIGITS = re.compile(rf"(?<=\S)(?:{FALSE_BREAK})?[-+−]?\d+")
 SMALL, RAISED = 0.85, 0.15  # a raised digit's most height and least rise, of what precedes it
 TOUCH, NEAREST = 0.1, 0.75  # of a line's height: most gap of touching characters, least of lines
 UNREAD, VALUED = {2: "check boxes", 3: "buttons"}, (4, 5, 6)  # types of form fields in pdfium
+NOTES, XFA_FORM = {1: "sticky notes", 17: "attached files"}, 2  # types of annotations, of forms
 SECRET = 1 << 13  # the flag of a password
 LEVEL = 0.9  # least cosine of the angle of such text
 Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
@@ -67,7 +69,10 @@ def read_pdf(path: Path, data: bytes) -> Extract:
         try:
             with PDFIUM, pypdfium2.PdfDocument(data) as file:
                 title = file.get_metadata_value("Title")
+                logging.getLogger("pypdfium2").setLevel(logging.ERROR)  # it warns of XFA
                 file.init_forms()
+                unread["attached files"] = file.count_attachments()
+                unread["forms in XFA"] = int(file.get_formtype() == XFA_FORM)
                 forms = [_form(page, unread) for page in file]
                 if file.formenv:  # what else has a look becomes text of the reopened pages
                     for page in file:
@@ -83,7 +88,7 @@ def read_pdf(path: Path, data: bytes) -> Extract:
         count = pluralize(len(raw), "page")
         raise DocumentError(f"{path} holds no text on {count}; recognize the text of scans first.")
     notes = [f"no text on pages {', '.join(map(str, empty))}"] if empty else []
-    notes += [f"{count} {kind} left out" for kind, count in unread.items()]
+    notes += [f"{count} {kind} left out" for kind, count in (+unread).items()]
     texts, removed = cleaned(raw, [margins for _, margins in pages])
     if removed:
         notes.append(
@@ -108,7 +113,8 @@ def _form(page: "PdfPage", unread: Counter[str]) -> str:
     for each in [raw.FPDFPage_GetAnnot(page, n) for n in range(raw.FPDFPage_GetAnnotCount(page))]:
         field = raw.FPDFAnnot_GetFormFieldType(form, each) if form else 0
         unread.update([UNREAD[field]] if field in UNREAD else ())
-        unread.update(["sticky notes"] * (raw.FPDFAnnot_GetSubtype(each) == raw.FPDF_ANNOT_TEXT))
+        kind = raw.FPDFAnnot_GetSubtype(each)
+        unread.update([NOTES[kind]] if kind in NOTES else ())
         hidden = raw.FPDFAnnot_GetFlags(each) & raw.FPDF_ANNOT_FLAG_HIDDEN
         secret = form and raw.FPDFAnnot_GetFormFieldFlags(form, each) & SECRET
         if field in VALUED and not hidden and not secret:

@@ -110,6 +110,15 @@ def test_form_values_are_text_of_their_page(tmp_path: Path, entries: bytes, text
     assert document.notes == ("1 check boxes left out", "1 sticky notes left out")
 
 
+def test_attached_files_and_xfa_of_a_pdf_are_noted(tmp_path: Path) -> None:
+    form = b"/NeedsRendering true /AcroForm << /Fields [] /XFA [(a) 1 0 R] >>"
+    files = b"/Names << /EmbeddedFiles << /Names [(a) << /F (a) >>] >> >>"
+    data = pdf_of("Wait").replace(b"/Catalog", b"/Catalog %s %s" % (form, files))
+    data = data.replace(b"/Page ", b"/Page /Annots [<< /Subtype /FileAttachment >>] ")
+    notes = load(tmp_path, "a.pdf", data).notes
+    assert notes == ("2 attached files left out", "1 forms in XFA left out")
+
+
 @pytest.mark.parametrize(
     ("before", "raised", "after", "text"),
     [
