@@ -29,50 +29,45 @@ ENCODED_WORDS = re.compile(rf"{ENCODED}(?:\s*{ENCODED})*", re.I)  # nothing stan
 
 
 class LenientPolicy(EmailPolicy):
-    """Keep to the first part of header lines at which the parser of `email` fails."""
+    """Return the main lines of a header as they stand, and of others a part that can be parsed."""
 
     def header_fetch_parse(self, name: str, value: str) -> Any:
-        """Return the line as it is parsed."""
+        """Return a line, with encoded words as text."""
+        if name.title() in LINES:
+            text = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            return ENCODED_WORDS.sub(_decoded_words, " ".join(text.split()))
         with suppress(Exception):  # such as IndexError
             return super().header_fetch_parse(name, value)
         return super().header_fetch_parse(name, value.partition(";")[0])
+
+
+def _decoded_words(match: re.Match[str]) -> str:
+    """Return the text of encoded words; characters may be split between them."""
+    with suppress(HeaderParseError):
+        return "".join(
+            data.decode(codec_of(str(name).split("*")[0]) or "utf-8", "replace")
+            for data, name in decode_header(match[0])
+        )
+    return match[0]
 
 
 def read_message(path: Path, data: bytes) -> Extract:
     """Return the text of a mail and of the mails in it; raise DocumentError if it is none."""
     with parsing(path):
         message = message_from_bytes(data.lstrip(), policy=LenientPolicy())
-        lines = _lines(message)
-    if not lines:
+        is_mail, title = any(message[name] for name in LINES), str(message["Subject"] or "")
+    if not is_mail:
         raise DocumentError(f"{path} is no mail; expected lines such as From and Subject.")
     parts = [*_parts(path, message)]
     notes = tuple(note for part in parts for note in part.notes)
     whole = joined([part for part in parts if part.text])
-    return replace(whole, title=clean(lines.get("Subject", "")), notes=notes)
-
-
-def _lines(message: Any) -> dict[str, str]:
-    """Return the main lines of a header as they stand, with encoded words as text."""
-
-    def plain(match: re.Match[str]) -> str:
-        with suppress(HeaderParseError):  # left as it is
-            return "".join(
-                data.decode(codec_of(str(name).split("*")[0]) or "utf-8", "replace")
-                for data, name in decode_header(match[0])
-            )
-        return match[0]
-
-    lines = dict[str, str]()
-    for name, value in reversed([*message.raw_items()]):  # of equal names the first counts
-        text = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        lines[name.title()] = " ".join(ENCODED_WORDS.sub(plain, " ".join(text.split())).split())
-    return {name: lines[name] for name in LINES if lines.get(name)}
+    return replace(whole, title=clean(" ".join(title.split())), notes=notes)
 
 
 def _parts(path: Path, message: Any) -> Iterator[Extract]:
     """Yield the header of a message, and the texts and messages in it."""
     with parsing(path):
-        header = _lines(message)
+        header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
         kind, name = message.get_content_type(), message.get_filename()
         is_attachment, inner = message.is_attachment(), [*message.iter_parts()]
     title, note = clean(header.get("Subject", "")), ""

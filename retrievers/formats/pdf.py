@@ -195,10 +195,8 @@ def cleaned(pages: Sequence[str], margins: Sequence[str] = ()) -> tuple[list[str
         hyphen = f"{first}-{second}" in words or (not second[:1].islower() and whole not in words)
         return left + right if known and not hyphen else f"{left}-{right}"
 
-    def whole_word(match: re.Match[str]) -> str:
-        return reduce(joined, match[0].split("\ufffe"))
-
-    return [CUT_WORD.sub(whole_word, page).replace("\ufffe", "-") for page in texts], removed
+    texts = [CUT_WORD.sub(lambda word: reduce(joined, word[0].split("\ufffe")), t) for t in texts]
+    return [page.replace("\ufffe", "-") for page in texts], removed
 
 
 def without_running_lines(

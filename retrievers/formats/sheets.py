@@ -170,12 +170,12 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
             for each in twins:
                 each.reset_dimensions()  # files state fewer cells than they have
             for row in zip(*(each.iter_rows() for each in twins), strict=True):
-                cells = list(zip(*row, strict=True))
-                if any(isinstance(twin[0].value, int | float) for twin in cells):
+                pairs = ((twin[0], twin[-1]) for twin in zip(*row, strict=True))
+                cells = [(a, a if a.data_type == "str" else b) for a, b in pairs]  # the result ""
+                if any(isinstance(a.value, int | float) for a, _ in cells):
                     numeric.add(len(rows))
-                shown = [a[-1] if is_unsaved(a[0]) else a[0] for a in cells]
-                unsaved += sum(is_unsaved(a[0]) and a[-1].value is not None for a in cells)
-                rows.append([*map(cell_text, shown)])
+                unsaved += sum(a.value is None and b.value is not None for a, b in cells)
+                rows.append([cell_text(b if a.value is None else a) for a, b in cells])
                 size += sum(map(len, rows[-1]))
                 if size > MAX_BYTES:  # a text that many cells share is packed once
                     raise DocumentError(f"{path} unpacks to more than {MAX_BYTES} characters.")
@@ -183,11 +183,6 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
         parts.append(Extract(text, headings=((0, f"{path.name}, {name}"),)))
     notes += [f"formulas without a saved result, left as formulas: {unsaved}"] * bool(unsaved)
     return replace(joined(parts, file.properties.title or "", "sheet"), notes=tuple(notes))
-
-
-def is_unsaved(cell: Any) -> bool:
-    """Return whether a cell is without a saved result, which may be an empty text."""
-    return cell.value is None and cell.data_type != "str"
 
 
 def cell_text(cell: Any) -> str:
