@@ -225,7 +225,15 @@ class CorpusIndex:
         prints = prints_of(engine.model, engine.tokenizer)
         check_prints(str(self.path), self._prints, prints)
         self._model = self._model or prints[MODEL]  # the store's fingerprint may cover more dtypes
-        self._check_read(engine, scope)
+        every = () if engine.drafter is None else within(engine.drafter)
+        read = {r.scope for r in every if isinstance(r, RestDrafter) and r.corpus is self}
+        if read and scope != GLOBAL and scope not in read:
+            warnings.warn(
+                f"what {self.path} records in scope {scope!r} is not drafted from by this engine, "
+                f"which reads {', '.join(map(repr, sorted(read)))}; use drafter({scope!r}).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
         def keep(generation: "Generation") -> None:
             before = generation.prompt_tokens[max(0, len(generation.prompt_tokens) - lead) :]
@@ -239,18 +247,6 @@ class CorpusIndex:
             self._recording.pop(key, lambda: None)()
 
         return end
-
-    def _check_read(self, engine: "Engine", scope: str) -> None:
-        """Warn if the engine's drafters read this corpus, but not the scope that it records."""
-        every = () if engine.drafter is None else within(engine.drafter)
-        read = {r.scope for r in every if isinstance(r, RestDrafter) and r.corpus is self}
-        if read and scope != GLOBAL and scope not in read:
-            warnings.warn(
-                f"what {self.path} records in scope {scope!r} is not drafted from by this engine, "
-                f"which reads {', '.join(map(repr, sorted(read)))}; use drafter({scope!r}).",
-                RuntimeWarning,
-                stacklevel=3,
-            )
 
     def fits(self, model: object = None, tokenizer: object = None) -> None:
         """Raise StoreError if the corpus was made with another model or tokenizer."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from io import BytesIO, StringIO
 from itertools import groupby, islice, zip_longest
 from pathlib import Path
@@ -108,10 +109,14 @@ def read_csv(path: Path, data: bytes) -> Extract:
     if format_of(path) != ".tsv":
         match = SEPARATOR.match(text)
         text, delimiter = (text[match.end() :], match[1]) if match else (text, delimiter_of(text))
-    rows = quoted_rows(text, delimiter)
-    if rows is None:
-        rows = [*csv.reader(StringIO(text), delimiter=delimiter)]
-        by_line = [*csv.reader(StringIO(text), delimiter=delimiter, quoting=csv.QUOTE_NONE)]
+    read = partial(csv.reader, delimiter=delimiter)
+    for source, skips in ((text, True), (text, False), (ESCAPED.sub(r'\1""', text), True)):
+        with suppress(csv.Error):
+            rows = [*read(StringIO(source), strict=True, skipinitialspace=skips)]
+            break
+    else:
+        rows = [*read(StringIO(text))]
+        by_line = [*read(StringIO(text), quoting=csv.QUOTE_NONE)]
         ((width, count),) = Counter(map(len, by_line)).most_common(1)
         fewest = max(0.9 * len(by_line), sum(len(row) == width for row in rows))
         is_torn = text.count('"') % 2 or (width > 1 and count > fewest)
@@ -120,15 +125,6 @@ def read_csv(path: Path, data: bytes) -> Extract:
             rows, what = by_line, "each line was read as a row, with them"
         notes += (f"quotes are not closed, doubled or escaped; {what}",)
     return replace(extract, text="\n".join(row_lines(rows)), unit="row", notes=notes)
-
-
-def quoted_rows(text: str, delimiter: str) -> list[list[str]] | None:
-    """Return rows whose quotes are doubled or escaped and may follow spaces, None if none do."""
-    for source, skips in ((text, True), (text, False), (ESCAPED.sub(r'\1""', text), True)):
-        lines = StringIO(source)
-        with suppress(csv.Error):
-            return [*csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=skips)]
-    return None
 
 
 def delimiter_of(text: str) -> str:

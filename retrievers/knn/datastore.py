@@ -28,7 +28,6 @@ from ragspec.sampling.settings import checked_count
 from ragspec.storage.filesystem import expect_path
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, parsing, publish
-from ragspec.types import Tokenizer
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -215,7 +214,10 @@ def _write_keys(
     """Write keys f16 [N, H], values i32 [N] and starts i64 [D + 1]; return their sizes."""
     from ragspec.verification.tree_session import MOST_LOGITS
 
-    target, before = engine.target, _beginning(engine.tokenizer)
+    target, tokenizer = engine.target, engine.tokenizer
+    first = None if tokenizer is None else tokenizer.bos_token_id
+    before = [] if tokenizer is None or first is None else tokenizer("")["input_ids"][:1]
+    before = before if before == [first] else []  # which stands before every text
     room = MOST_LOGITS // target.vocab_size  # tokens of a batch, whose logits are made too
     size = min(WINDOW, room, target.max_length or WINDOW)
     stream = _windows(_limited(checked(documents, target.vocab_size), most), size, before)
@@ -289,11 +291,3 @@ def _halved(states: NDArray[np.float32]) -> NDArray[np.float16]:
             "A model that overflows there cannot have a datastore."
         )
     return halved
-
-
-def _beginning(tokenizer: "Tokenizer | None") -> Sequence[int]:
-    """Return the tokens that a tokenizer puts before every text."""
-    if tokenizer is None or tokenizer.bos_token_id is None:
-        return ()
-    ids = tokenizer("")["input_ids"]
-    return ids[:1] if ids[:1] == [tokenizer.bos_token_id] else ()

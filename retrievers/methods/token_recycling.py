@@ -198,14 +198,11 @@ class NeighbourSession(DraftSession):
         return cast("list[list[int]]", best.host()[:, : self._table.k].tolist())
 
     def _catch_up(self) -> None:
-        for step in self._pending:
-            self._learn_step(step)
+        while self._pending and self._place is not None:
+            self._learn_step(self._pending.pop(0), self._place)
         self._pending.clear()
 
-    def _learn_step(self, step: Step) -> None:
-        place = self._place
-        if place is None:
-            return
+    def _learn_step(self, step: Step, place: Place) -> None:
         places, tree = [place], step.tree
         for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
             _, older, before = places[parent - ROOT]
