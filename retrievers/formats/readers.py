@@ -88,7 +88,12 @@ def extract_text(path: Path, data: bytes) -> Extract:
     """
     suffix = format_of(path)
     if path.suffix.lower() == ".gz":
-        data = _unpacked(path, data)
+        try:
+            data = gzip.GzipFile(fileobj=BytesIO(data)).read(MAX_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DocumentError(f"{path} is a broken gzip file ({error}).") from error
+        if len(data) > MAX_BYTES:
+            raise DocumentError(f"{path} unpacks to more than the limit of {MAX_BYTES} bytes.")
     section = suffix[:2] if suffix[1:2].isdigit() else suffix  # of a manual: .3pm is .3
     section = ".mbox" if not suffix and MAILBOX.match(data) else section
     module, _, reader = READERS.get(section, TEXT).partition(":")
@@ -115,17 +120,6 @@ def parsing(path: Path) -> Iterator[None]:
         raise DocumentError(
             f"{path} is damaged, or no {format_of(path)} file ({reason})."
         ) from error
-
-
-def _unpacked(path: Path, data: bytes) -> bytes:
-    """Return the bytes that gzip packed."""
-    try:
-        plain = gzip.GzipFile(fileobj=BytesIO(data)).read(MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DocumentError(f"{path} is a broken gzip file ({error}).") from error
-    if len(plain) > MAX_BYTES:
-        raise DocumentError(f"{path} unpacks to more than the limit of {MAX_BYTES} bytes.")
-    return plain
 
 
 def left_out(path: Path, data: bytes) -> list[str]:
