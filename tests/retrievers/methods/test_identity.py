@@ -54,7 +54,7 @@ def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: i
 LOOKUP = LookupDrafter()
 WRONG: dict[Any, list[Any]] = {
     NGramDrafter: [{"level": 1}, {"guess": 0}, {"level": "5"}],
-    HierarchyDrafter: [{"sure": each} for each in ("a", None, 5, -1, float("nan"))]
+    HierarchyDrafter: [{"reserve": each} for each in ("a", None, 5, -1, float("nan"))]
     + [{"corpus": LOOKUP, "reserve": 0.5}, {"reserve": "a"}, {"form": "tree"}],
     LookupDrafter: [{"longest": 0}, {"shortest": 4}, {"tokens": 0}, {"longest": "x"}],
     NeighbourTable: [{"k": 0}, {"orders": 0}, {"orders": 4}, {"most": 0}],
