@@ -164,8 +164,7 @@ def _with_raised(part: object, text: str) -> str:
     def marked(match: re.Match[str]) -> str:
         digits, at, (base, height, *_) = match[0], len(match[0]), box(match.start() - 1)
         most = inf if digits.startswith(FALSE_BREAK) else SMALL * height
-        for place in reversed(range(*match.span())):
-            baseline, size, *_ = box(place)
+        for baseline, size, *_ in map(box, reversed(range(*match.span()))):
             if baseline <= base + RAISED * height or not 0 < size < most:
                 break
             at -= 1
