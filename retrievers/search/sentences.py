@@ -24,6 +24,7 @@ from ragspec.retrievers.search.text import (
     LINE_BREAK,
     PARAGRAPH_BREAK,
     SPACELESS_LETTER,
+    STOPS,
     Span,
     chunks,
     heading_of,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 MOST = 3  # sentences shown
 LEAST_WORDS, MOST_WORDS = 12, 60
 LEAST_HEADING = 3  # words of a heading that can answer
-MARKS = ".!?。！？।"
+MARKS = ".!?" + STOPS
 RANK_COST = 0.06  # of the score, for each better passage of the search
 COSINE = 0.5  # of a point, for the cosine of question and sentence
 LATIN_END, FIRST = "\u0250", 5  # letters of a word of another script that are compared

@@ -11,14 +11,35 @@ if TYPE_CHECKING:
     from ragspec.retrievers.search.documents import Document
 
 PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-CAPITAL = "A-Z0-9" + "".join(filter(str.isupper, map(chr, range(0xC0, 0x590))))
-# Abbreviations, initials of names and numbers of items: a sentence goes on after them.
-ABBREVIATIONS = r"Mr Mrs Ms Dr Prof St Lt Col Gen Capt Rev Sr Sra Nr Fig vs cf e\.g i\.e [A-HJ-Z]"
-NUMBERS = [r"^\d", r"^\d\d", r"^[a-z]", r"\s\s\d", r"\s\s\d\d"]
-BEFORE = [rf"\b{each}" for each in ABBREVIATIONS.split()] + NUMBERS
+STOPS = "。！？।؟۔։።។။"  # no space needs to follow them
+CASED = map(chr, (*range(0xC0, 0x590), *range(0x1E00, 0x2000)))
+CASELESS = "\u05d0-\u06d3\u10d0-\u10ff\uac00-\ud7af"  # Hebrew, Arabic, Georgian and Korean
+CAPITAL = f"A-Z0-9{CASELESS}" + "".join(filter(str.isupper, CASED))
+# Abbreviations, initials of names, ordinals and numbers of items: a sentence goes on after them.
+ABBREVIATIONS = (
+    r"Mr Mrs Ms [Dd]r [Pp]rof St Lt Col Gen Capt Rev Sgt Gov Sen Mt Sr Sra Sig Hr Fr Mme Mlle MM "
+    r"Nr Fig vs cf e\.g i\.e d\.\sh u\.\sa [Cc]a approx vgl bzw evtl ggf inkl zzgl sog max Mio Mrd "
+    r"EE av ul np bijv ул им [A-HJ-Z\u05d0-\u06d3] \d\.\s\d \d\.\s\d\d"
+)
+ARTICLES = "[Dd](?:er|ie|as|em|en|es)|[Vv]om|[Zz]u[mr]|bis", "[Ii]m|(?<!I )am"
+ORDINALS = [rf"(?:{each})\s{digits}" for each in ARTICLES for digits in (r"\d", r"\d\d")]
+NUMBERS = [r"^\d", r"^\d\d", r"^[a-z]", r"\s\s\d", r"\s\s\d\d", r"\d\s[adnv]"]  # 44 v. Chr.
+BEFORE = [rf"\b{each}" for each in (*ABBREVIATIONS.split(), *ORDINALS)] + NUMBERS
 GOES_ON = "".join(rf"(?<!{each}\.)" for each in BEFORE)
+_BEFORE_NUMBER = (
+    r"no nos nr núm p pp pág págs pag vol vols ch chap [ck]ap sec sect abs abschn art eq eqs tab "
+    r"abb fig figs bd lit ziff anm t[eé]l fax aprox min mind jan feb mar apr jun jul aug sep sept "
+    r"o[ck]t nov de[cz] ver ed est al blz kl рис табл стр гл [^\W\d_]"
+)
+NUMBERED = "|".join([rf"(?<=\b{each}\.)" for each in _BEFORE_NUMBER.split()] + [r"(?<=str\.)"])
+DATE = (  # 3. Mai, 3. 5. 2024
+    r"(?<=\d\.)\s+(?:\d\d?\.(?:\s|\d{4})|(?:J[aä]n(?:uar|ner)?|Feb(?:ruar)?|März|Apr(?:il)?|Mai|Juni?"
+    r"|Juli?|Aug(?:ust)?|Sep(?:tember)?|Okt(?:ober)?|Nov(?:ember)?|Dez(?:ember)?|Jahrhundert)\b)"
+)
 SENTENCE_BREAK = re.compile(
-    rf"(?<=[.!?]){GOES_ON}[\"”’')\]]*\s+(?=[\"“„«‘'(\[¿¡]?[{CAPITAL}])|(?<=[。！？।])"
+    rf"(?<=[.!?])(?=[\"”’')\]]*\s){GOES_ON}(?!{DATE})(?!(?i:{NUMBERED})\s+[(\[]?(?:\d|[IVX]{{2,}}\b))"
+    rf"[\"”’')\]]*\s+(?=[\"“„«‘'(\[¿¡]?[{CAPITAL}])"
+    rf"|(?<=[{STOPS}])[”’」』）]*(?![”’」』）{STOPS}])"
     r"|\n(?=[ \t]*(?:[-*•–]|#{1,6}|(?:\d{1,3}|[a-z])[.)])[ \t]+\S)",  # of a list, or a heading
     re.MULTILINE,
 )

@@ -173,7 +173,15 @@ def test_copies_are_returned_once() -> None:
         ("Die Pumpe läuft.", "Übrigens: „Zwei tragen sie.“"),
         ("La bomba pesa 38 kg.", "¿Quién la lleva?"),
         ("पंप भारी है।", " दो लोग उठाते हैं।"),
-        ("泵很重。", "两个人搬。"),
+        ("泵很重。", "两个人搬。", "泵说：“很重。”", "两个人搬？！", "泵。"),
+        ("הוא הלך.", "היא באה."),
+        ("هل ذهب؟", "قال د. علي: نعم.", "ثم عاد."),
+        ("그는 2024. 5. 3. 서울에 갔다.", "그녀는 왔다."),
+        (
+            "Ab 3. Mai gilt Abs. 2 für max. 4 Mio. Euro.",
+            "Der 2. Weltkrieg im Jahr 44 v. Chr. endet.",
+        ),
+        ("See No. 5, Vol. II, by Wu et al. (2020).", "I say no.", "I am 12.", "In 3 h he goes."),
         ("Mr. J. R. Hill, vs. Dr. Wu of the U.S. Army, lost.", "So did I.", "See Fig. 3."),
     ],
 )
