@@ -46,6 +46,7 @@ NUMBER = re.compile(rf"(?<![\w-])list-style(?:-type)?\s*:[^;]{{0,99}}?\b(?:{_NUM
 WORD = re.compile(r"[^\W\d]{4}")
 STYLE = re.compile(r"vertical-align\s*:\s*(su[pb])|text-decoration[\w-]*\s*:[^;]*line-thr", re.I)
 NOTED = "//body//*[self::svg//text or self::noscript or self::hidden-elements][normalize-space()]"
+READING = ".//text()[ancestor::rt or ancestor::rtc][not(parent::rp)]"
 MAX_STEPS = 200_000  # over cells of a page, to bring them in line
 DESCRIPTION = 5  # fewest words of a picture's text that are more than its name
 PILCROW = "¶"  # links to headings, as documentation tools write them
@@ -162,6 +163,7 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
         each.text, each.tail = f" {each.text or ''}", re.sub(r"^(?=\w|$)", " ", each.tail or "")
     notes = dict.fromkeys(f"text of {each.tag} left out" for each in root.xpath(NOTED))
     etree.strip_elements(root, *HIDDEN, with_tail=False)
+    write_readings(root)
     align(root)
     number(root)
     flatten(root)
@@ -215,6 +217,17 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
             inner.text, element.text, inner[:], element[:] = element.text, None, element[:], [inner]
         elif match and not match[1]:
             element.set("struck", "")  # for the writer
+
+
+def write_readings(root: "_Element") -> None:
+    """Write the readings of ruby text in brackets behind it."""
+    from lxml.etree import strip_elements
+
+    for ruby in reversed(list(root.iter("ruby"))):
+        reading = "".join(ruby.xpath(READING)).strip()
+        strip_elements(ruby, "rt", "rtc", "rp", with_tail=False)
+        ruby.append(ruby.makeelement("span"))
+        ruby[-1].text = ILLEGAL.sub(" ", f"({reading})" if reading else "")
 
 
 def align(root: "_Element") -> None:

@@ -28,6 +28,7 @@ FORMULA_NAMES = {
 }  # fmt: skip
 HTML_NAMES = FORMULA_NAMES | {
     "p": "p", "tbl": "table", "tr": "tr", "tc": "td", "br": "br", "cr": "br", "oMath": "math",
+    "ruby": "ruby", "rt": "rt",
 }  # fmt: skip
 MARKS = {"begChr": "(", "sepChr": "|", "endChr": ")", "chr": "∫"}  # of formulas, by default
 UNREAD = ("sym", "acc", "bar", "groupChr", "eqArr")

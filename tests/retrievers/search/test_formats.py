@@ -75,6 +75,7 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("2<sup>1</sup>/<sub>2</sub> <sup>3</sup>&frasl;<sub>4</sub>", "2 1/2 3/4"),
         ("(<sup>1</sup>/<sub>2</sub> x<sup>2</sup>/<sub>3</sub>", "(1/2 x^2/₃"),
         ("soft\xadhyphen zero\u200bwidth", "softhyphen zerowidth"),
+        ("<ruby>東<rt>to</rt>京<rp>(<rt>kyo<rp>)</ruby>の<ruby>x</ruby>", "東京(tokyo)のx"),
         ("a<!-- hidden -->b<style>c</style>", "ab"),
         ("<table><tr><td rowspan=2>A<td>1<td colspan=2>x<td>y<tr><td>2", "A\t1\tx\t\ty\n\t2"),
         ("<table><tr><td rowspan=100>A<td colspan=' 02'>1<td>2<tr><td>3", "A\t1\t\t2\n\t3"),
