@@ -2,8 +2,8 @@
 
 Citations are whole sentences of a document that stand word for word in an answer. They are found by
 matching, so that the same text has the same citations at every budget. All characters are equal but
-for white space. A part of a sentence is no citation, as it may say something else. Accepted drafts
-from the passage decide `matched_by`.
+for white space and soft hyphens. A part of a sentence is no citation, as it may say something else.
+Accepted drafts from the passage decide `matched_by`.
 
 An answer is `supported` if one sentence of the documents speaks both of the question and of what
 the answer says in its own words, `quoted` if it has a sentence word for word but no such support,
@@ -19,16 +19,17 @@ from typing import NamedTuple, Self
 
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import Generation, accepted_of
+from ragspec.retrievers.formats.encodings import INVISIBLE
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.sentences import LEAST_SCORE, Sentence, score_spans
-from ragspec.retrievers.search.text import Span, sentence_spans, words_of
+from ragspec.retrievers.search.text import STOPS, Span, sentence_spans, words_of
 from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
 WORD = re.compile(r"\w+")
 # A place within a word; an apostrophe between letters is part of it.
 WITHIN_WORD = re.compile(r"(?<=\w)(?=['’]?\w)|(?<=\w['’])(?=\w)")
-ENDING = " \n\t.!?。！？।\"'”’)"  # may be missing in a quotation of a sentence
+ENDING = " \n\t.!?\"'”’)」』）" + STOPS  # may be missing in a quotation of a sentence
 # A list's mark, an option or a term before its text may be missing too.
 LABEL = re.compile(r"(?:[-*•–]|\(?\w{1,3}[.)]|\S+(?: \S+){0,3}(?=\n\s|\t| {2}))\s+")
 
@@ -132,8 +133,9 @@ def end_of_run(plain: str, at: int, other: str, start: int) -> int:
 
 
 def collapsed(text: str) -> tuple[str, list[int]]:
-    """Return a text with one space for each run of white space, and where its characters were."""
-    places = [at for at, c in enumerate(text) if not (c.isspace() and text[at - 1 : at].isspace())]
+    """Return a text with one space for white space and none invisible, and where it was."""
+    doubled = re.compile(rf"(?<=\s)\s|{INVISIBLE.pattern}")
+    places = [at for at in range(len(text)) if not doubled.match(text, at)]
     return "".join(" " if text[at].isspace() else text[at] for at in places), places
 
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from zipfile import ZipFile
 
 from ragspec.errors import DocumentError
-from ragspec.retrievers.formats.encodings import UNTITLED, Extract, clean, decode, joined
+from ragspec.retrievers.formats.encodings import INVISIBLE, UNTITLED, Extract, clean, decode, joined
 from ragspec.retrievers.formats.numbering import formatted, whole
 from ragspec.retrievers.formats.readers import left_out, parsing
 
@@ -53,7 +53,6 @@ PILCROW = "¶"  # links to headings, as documentation tools write them
 TAG = re.compile(r"<[^<>]*>")
 SPACES = re.compile(r"[\t\n\r\f\v][ \t\n\r\f\v]*| [ \t\n\r\f\v]+")  # but one space, as it stays
 ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # lxml takes none
-INVISIBLE = re.compile("[\u00ad\u200b\u2060-\u2064\ufeff]")
 EDGE = "\u2063"  # of a part of a formula; numbers on both sides of it do not run together
 GAPS = re.compile("(?<=\\d)[\u2062-\u2064]+(?=[\\d₀-₉])|\u2061(?!\\()")  # and before an argument
 FRACTION = re.compile(r"(?:(\d)|[^\w)\]])?\^(\d+)[/⁄]([₀-₉]+)")  # but no power of x or (x)

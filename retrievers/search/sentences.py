@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from ragspec.retrievers.formats.encodings import INVISIBLE
 from ragspec.retrievers.search.text import (
     LINE_BREAK,
     PARAGRAPH_BREAK,
@@ -148,7 +149,7 @@ def _likeness(
 def titled(hit: "Hit", start: int, end: int) -> str:
     """Return a part of a document below its titles."""
     titles = hit.document.title, heading_of(hit.document, start), hit.passage.title
-    return "\n".join((*titles, hit.document.text[start:end]))
+    return INVISIBLE.sub("", "\n".join((*titles, hit.document.text[start:end])))
 
 
 def statements(hit: "Hit") -> Iterator[Span]:

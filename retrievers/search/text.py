@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ragspec.retrievers.formats.encodings import INVISIBLE
+
 if TYPE_CHECKING:
     from ragspec.retrievers.search.documents import Document
 
@@ -73,7 +75,7 @@ def words_of(text: str) -> list[str]:
     if "\x1b" in text:
         text = CONTROL.sub(" ", text)
     if not text.isascii():
-        folded = unicodedata.normalize("NFKD", text)
+        folded = unicodedata.normalize("NFKD", INVISIBLE.sub("", text))
         for mark in {*folded} - {*VOICED}:
             if unicodedata.combining(mark):
                 folded = folded.replace(mark, "")

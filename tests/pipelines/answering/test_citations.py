@@ -54,7 +54,8 @@ def check(answer: str, prompt: Prompt, result: Sequence[Citation]) -> None:
     for citation in result:
         quoted = answer[citation.answer_start : citation.answer_end]
         text = texts[citation.document]
-        assert quoted.split() == text[citation.start : citation.end].split() != []
+        cited = text[citation.start : citation.end].replace("\xad", "")
+        assert quoted.split() == cited.split() != []
         assert prompt.hits[citation.passage - 1].document.name == citation.document
         assert not cuts_word(answer, citation.answer_start)
         assert not cuts_word(answer, citation.answer_end)
@@ -94,6 +95,7 @@ LIST = "-n  Do not print the\ntrailing newline.\n\n2. Wait for the\nsecond pump.
         (LIST, "So: Wait for the second pump.", ["Wait for the second pump."]),
         (LIST, "So for the second pump.", []),
         (LIST, "Yes, it may.", []),  # too few words
+        ("Yes. " + FOX.replace("row", "ro\xadw"), f"So: {FOX}", [FOX]),
         (".NET runs on pumps.", "So .NET runs on pumps.", [".NET runs on pumps."]),
     ],
 )

@@ -132,6 +132,7 @@ def test_unrelated_files_do_not_decide_whether_a_question_is_refused(unrelated: 
         ("Гарантия на насос действует три года.", "Сколько длится гарантия насоса?", "Кто спит?"),
         ("水泵的保修期为三年。", "水泵的保修期多长?", "谁写了红楼梦?"),
         ("ポンプの保証期間は三年です。", "ポンプの保証期間は?", "木星の衛星はいくつ?"),
+        ("Our war\xadran\xadty is long.", "Who pays for the warranty repair?", "Who wrote it?"),
         ("The warranty ends after three years.", "What is it?", "👍 ?!"),  # no word at all
     ],
 )

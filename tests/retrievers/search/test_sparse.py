@@ -234,6 +234,7 @@ def test_identifiers_versions_and_options_are_words(text: str) -> None:
     assert len(index.search(word.strip("-").replace("_", " "), 5)) >= 3, "their parts are, too"
 
 
-def test_codes_of_a_terminal_are_no_words() -> None:
+def test_codes_and_invisible_characters_are_no_words() -> None:
     assert words_of("\x1b[31mE1234\x1b[0m failed") == ["e1234", "failed"]
+    assert words_of("re\xadspon\ufeffsi\u200bbil\u2060ity") == ["responsibility"]
     assert words_of("zh 它在 3.11.2 版")[-4:] == ["3", "11", "2", "版"]
