@@ -183,6 +183,8 @@ def strict(data: bytes, codec: str) -> str | None:
 
 def codec_of(name: str) -> str:
     """Return the codec that a file means by a name, "" if Python has none of text for it."""
+    name = re.sub(r"^(?:x-)+|(?<=8859-8)-[ei]$", "", name.lower())
+    name = re.sub(r"^(?:windows|win|dos|cp)-?(?=\d)", "cp", name).replace("cp31j", "cp932")
     try:
         codec = codecs.lookup(name).name
         b" ".decode(codec, "replace")  # refuses codecs that are not of text
@@ -235,6 +237,6 @@ def _guess(data: bytes) -> str:
 def _spelled(text: str, alphabets: Sequence[str]) -> float:
     """Return the share of characters above ASCII that the best language, or punctuation, has."""
     words, signs = SIGN.subn("", text)
-    counts = Counter(words.lower())
+    counts = Counter(words.replace("İ", "ı").lower())
     known = max(sum(counts[letter] for letter in letters) for letters in alphabets)
     return (signs + known) / max(1, len(text) - len(text.encode("ascii", "ignore")))

@@ -5,7 +5,8 @@ from codecs import decode as decode_bytes
 from dataclasses import replace
 from pathlib import Path
 
-from ragspec.retrievers.formats.encodings import Extract, decode
+from ragspec.errors import pluralize
+from ragspec.retrievers.formats.encodings import Extract, codec_of, decode
 
 MARKDOWN_PART = re.compile(
     r"^ {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)$"
@@ -18,7 +19,14 @@ FRONT_TITLE = re.compile(r"^title:[ \t]*(?:[>|].*\n[ \t]+)?(\S.*(?:\n[ \t]+.*)*)
 CLOSING = re.compile(r"[ \t]#+$")  # but "C#" is a name
 RST_HEADING = re.compile(r"^ ?(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
 FOLD = re.compile(rb"\r?\n[ \t]")  # within a line of a calendar or of contacts
-CODED = re.compile(r";ENCODING=QUOTED-PRINTABLE([^:\n]*:)((?:.*=\n)*.*)", re.I)  # of vCard 2.1
+CODED = re.compile(  # of vCard 2.1
+    rb"^([^:\n]*);(?:ENCODING=)?QUOTED-PRINTABLE\b([^:\n]*:)((?:.*=\r?\n)*.*)", re.I | re.M
+)
+CHARSET = re.compile(rb";CHARSET=\"?([\w.:-]+)", re.I)
+BINARY = re.compile(
+    rb"^([^:\n]*;(?:ENCODING=B|ENCODING=BASE64|BASE64)\b[^:\n]*:|[^:\n]*:data:.*;base64,).+",
+    re.I | re.M,
+)
 ESCAPED = re.compile(r"\\([\\,;nN])")
 PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
 
@@ -56,13 +64,18 @@ def read_python(path: Path, data: bytes) -> Extract:
 def read_calendar(path: Path, data: bytes) -> Extract:
     """Return the whole lines of a calendar or of contacts (RFC 5545, RFC 6350, vCard 2.1)."""
 
-    def decoded(match: re.Match[str]) -> str:
-        plain = decode_bytes(match[2].encode(), "quopri").decode(errors="replace")
-        return match[1] + " ".join(plain.splitlines())
+    def decoded(match: re.Match[bytes]) -> bytes:
+        name, plain = match[1] + match[2], decode_bytes(match[3], "quopri")
+        charset = CHARSET.search(name)
+        if charset and (codec := codec_of(charset[1].decode())):
+            plain = plain.decode(codec, "replace").encode()
+        return name + b" ".join(plain.splitlines())
 
-    extract = decode(path, FOLD.sub(b"", data))
-    text = CODED.sub(decoded, extract.text)
-    return replace(extract, text=ESCAPED.sub(lambda m: "\n" if m[1] in "nN" else m[1], text))
+    data, count = BINARY.subn(rb"\1", FOLD.sub(b"", data))
+    extract = decode(path, CODED.sub(decoded, data))
+    text = ESCAPED.sub(lambda m: "\n" if m[1] in "nN" else m[1], extract.text)
+    notes = [f"{pluralize(count, 'embedded file')} left out"] * bool(count)
+    return replace(extract, text=text, notes=(*extract.notes, *notes))
 
 
 def markdown_headings(text: str) -> tuple[tuple[int, str], ...]:

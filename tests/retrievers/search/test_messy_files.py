@@ -37,6 +37,12 @@ GUESSES = {
     "iso8859_15": "L'œuvre coûte 5 € à l'élève",
 }
 LINE = "日本語の文書です。"
+TURKISH = "İSTANBUL BÜYÜKŞEHİR BELEDİYESİ"
+DECLARED = (
+    (RUSSIAN, "cp1251", "windows-1251 x-cp1251 win-1251"),
+    (JAPANESE, "cp932", "Shift_JIS x-sjis windows-31j"),
+    ("שלום", "iso8859-8", "iso-8859-8-i"),
+)
 META = '<meta charset="{}"><p>{}</p>'
 
 
@@ -48,9 +54,11 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
 @pytest.mark.parametrize(
     ("name", "data", "text", "note"),
     [
-        ("a.html", META.format("windows-1251", RUSSIAN).encode("cp1251"), RUSSIAN, ""),
-        ("a.html", META.format("x-sjis", JAPANESE).encode("cp932"), JAPANESE, "guessed"),
-        ("a.html", META.format("Shift_JIS", JAPANESE).encode("cp932"), JAPANESE, ""),
+        *[
+            ("a.html", META.format(label, text).encode(codec), text, "")
+            for text, codec, labels in DECLARED
+            for label in labels.split()
+        ],
         ("a.html", META.format("undefined", RUSSIAN).encode("cp1251"), RUSSIAN, "guessed"),
         ("a.html", META.format("utf-16", RUSSIAN).encode(), RUSSIAN, ""),
         ("a.html", META.format("no-such", RUSSIAN).encode(), RUSSIAN, ""),
@@ -60,6 +68,7 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.txt", CRLF.encode("utf-16"), GERMAN, ""),
         ("a.txt", CRLF.encode("cp1252"), GERMAN, "cp1252 was guessed"),
         *[("a.txt", each.encode("cp1252"), each, "cp1252 was guessed") for each in WESTERN],
+        ("a.txt", TURKISH.encode("cp1254"), TURKISH, "cp1254 was guessed"),
         ("a.txt", b"microcap\xae, " * 20, ("microcap®, " * 20).strip(), "cp1252 was guessed"),
         ("a.txt", LINE.encode("euc_jp"), LINE, "euc_jp was guessed"),
         *[("a.txt", each.encode(to), each, f"{to} was guessed") for to, each in GUESSES.items()],

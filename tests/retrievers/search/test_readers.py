@@ -409,10 +409,13 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ),
     (
         "a.vcf",
-        write("N;ENCODING=QUOTED-PRINTABLE;X=1:M=C3=BC=\nl=20=0Al\nT:a=b"),
-        "N;X=1:Mül  l\nT:a=b",
+        write(
+            "N;ENCODING=QUOTED-PRINTABLE;X=1:M=C3=BC=\nl=20=0Al\nPHOTO;BASE64:/9j\n 4A\nT:a=b\n"
+            "FN;CHARSET=windows-1252;QUOTED-PRINTABLE:J=F6rg\nKEY:data:a/b;base64,iV"
+        ),
+        "N;X=1:Mül  l\nPHOTO;BASE64:\nT:a=b\nFN;CHARSET=windows-1252:Jörg\nKEY:data:a/b;base64,",
         "",
-        [],
+        ["2 embedded files left out"],
     ),
     *(
         (
