@@ -162,7 +162,11 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
         each.text, each.tail = f" {each.text or ''}", re.sub(r"^(?=\w|$)", " ", each.tail or "")
     notes = dict.fromkeys(f"text of {each.tag} left out" for each in root.xpath(NOTED))
     etree.strip_elements(root, *HIDDEN, with_tail=False)
-    write_readings(root)
+    for ruby in reversed(list(root.iter("ruby"))):
+        reading = "".join(ruby.xpath(READING)).strip()
+        etree.strip_elements(ruby, "rt", "rtc", "rp", with_tail=False)
+        ruby.append(ruby.makeelement("span"))
+        ruby[-1].text = ILLEGAL.sub(" ", f"({reading})" if reading else "")
     align(root)
     number(root)
     flatten(root)
@@ -216,17 +220,6 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
             inner.text, element.text, inner[:], element[:] = element.text, None, element[:], [inner]
         elif match and not match[1]:
             element.set("struck", "")  # for the writer
-
-
-def write_readings(root: "_Element") -> None:
-    """Write the readings of ruby text in brackets behind it."""
-    from lxml.etree import strip_elements
-
-    for ruby in reversed(list(root.iter("ruby"))):
-        reading = "".join(ruby.xpath(READING)).strip()
-        strip_elements(ruby, "rt", "rtc", "rp", with_tail=False)
-        ruby.append(ruby.makeelement("span"))
-        ruby[-1].text = ILLEGAL.sub(" ", f"({reading})" if reading else "")
 
 
 def align(root: "_Element") -> None:

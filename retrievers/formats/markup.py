@@ -19,14 +19,9 @@ FRONT_TITLE = re.compile(r"^title:[ \t]*(?:[>|].*\n[ \t]+)?(\S.*(?:\n[ \t]+.*)*)
 CLOSING = re.compile(r"[ \t]#+$")  # but "C#" is a name
 RST_HEADING = re.compile(r"^ ?(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
 FOLD = re.compile(rb"\r?\n[ \t]")  # within a line of a calendar or of contacts
-CODED = re.compile(  # of vCard 2.1
-    rb"^([^:\n]*);(?:ENCODING=)?QUOTED-PRINTABLE\b([^:\n]*:)((?:.*=\r?\n)*.*)", re.I | re.M
-)
-CHARSET = re.compile(rb";CHARSET=\"?([\w.:-]+)", re.I)
-BINARY = re.compile(
-    rb"^([^:\n]*;(?:ENCODING=B|ENCODING=BASE64|BASE64)\b[^:\n]*:|[^:\n]*:data:.*;base64,).+",
-    re.I | re.M,
-)
+# Texts and files of contacts, as in vCard 2.1.
+CODED = re.compile(rb"(?im)^([^:\n]*);(?:ENCODING=)?QUOTED-PRINTABLE\b([^:\n]*:)((?:.*=\r?\n)*.*)")
+BINARY = re.compile(rb"(?im)^([^:\n]*(?:;(?:ENCODING=)?B(?:ASE64)?\b[^:\n]*:|:data:.*;base64,)).+")
 ESCAPED = re.compile(r"\\([\\,;nN])")
 PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
 
@@ -66,7 +61,7 @@ def read_calendar(path: Path, data: bytes) -> Extract:
 
     def decoded(match: re.Match[bytes]) -> bytes:
         name, plain = match[1] + match[2], decode_bytes(match[3], "quopri")
-        charset = CHARSET.search(name)
+        charset = re.search(rb";CHARSET=\"?([\w.:-]+)", name, re.I)
         if charset and (codec := codec_of(charset[1].decode())):
             plain = plain.decode(codec, "replace").encode()
         return name + b" ".join(plain.splitlines())

@@ -150,8 +150,7 @@ def load_folder(
         except Exception as error:  # no single file stops a folder, whatever its reader does
             is_ours = isinstance(error, DocumentError | MissingExtraError)
             reason = str(error) if is_ours else f"cannot be read ({error!r})"
-            reason = reason.removeprefix(f"{path} ")
-            skipped.append(Skipped(clean(str(path)), clean(reason)))
+            skipped.append(Skipped(clean(str(path)), clean(reason.removeprefix(f"{path} "))))
     if not documents and len(new) == len(files):
         first = " (it holds no file)"
         if skipped:
