@@ -46,7 +46,7 @@ NUMBER = re.compile(rf"(?<![\w-])list-style(?:-type)?\s*:[^;]{{0,99}}?\b(?:{_NUM
 WORD = re.compile(r"[^\W\d]{4}")
 STYLE = re.compile(r"vertical-align\s*:\s*(su[pb])|text-decoration[\w-]*\s*:[^;]*line-thr", re.I)
 NOTED = "//body//*[self::svg//text or self::noscript or self::hidden-elements][normalize-space()]"
-READING = ".//text()[ancestor::rt or ancestor::rtc][not(parent::rp)]"
+RUBY_TEXT = ".//text()[ancestor::rt or ancestor::rtc][not(parent::rp)]"
 MAX_STEPS = 200_000  # over cells of a page, to bring them in line
 DESCRIPTION = 5  # fewest words of a picture's text that are more than its name
 PILCROW = "¶"  # links to headings, as documentation tools write them
@@ -163,10 +163,10 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
     notes = dict.fromkeys(f"text of {each.tag} left out" for each in root.xpath(NOTED))
     etree.strip_elements(root, *HIDDEN, with_tail=False)
     for ruby in reversed(list(root.iter("ruby"))):
-        reading = "".join(ruby.xpath(READING)).strip()
+        above = "".join(ruby.xpath(RUBY_TEXT)).strip()
         etree.strip_elements(ruby, "rt", "rtc", "rp", with_tail=False)
         ruby.append(ruby.makeelement("span"))
-        ruby[-1].text = ILLEGAL.sub(" ", f"({reading})" if reading else "")
+        ruby[-1].text = ILLEGAL.sub(" ", f"({above})" if above else "")
     align(root)
     number(root)
     flatten(root)
