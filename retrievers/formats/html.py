@@ -147,17 +147,7 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
     for element in root.xpath(UNSEEN):
         is_text = element.get("aria-hidden") == "true" and any(map(WORD.search, element.itertext()))
         element.tag = "hidden-elements" if is_text else "nav"
-    for element in root.iter("q"):
-        element.text, element.tail = f"“{element.text or ''}", f"”{element.tail or ''}"
-    for element in root.xpath('//script[starts-with(@type, "math/")]'):
-        element.tag = "span"
-    for element in root.xpath("//img[@alt]"):
-        alt, kind = element.get("alt"), element.get("class", "")
-        if "math" in kind or alt.startswith("$") or len(alt.split()) >= DESCRIPTION:
-            element.text = ILLEGAL.sub(" ", alt)
-    for element in root.xpath("//input[@value]"):
-        if not re.fullmatch(MUTE, element.get("type", ""), re.I):
-            element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
+    write_attributes(root)
     for each in root.iter(*WIDGETS):
         each.text, each.tail = f" {each.text or ''}", re.sub(r"^(?=\w|$)", " ", each.tail or "")
     notes = dict.fromkeys(f"text of {each.tag} left out" for each in root.xpath(NOTED))
@@ -175,6 +165,21 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
         (writer.open if event == "start" else writer.close)(element)
     title = title or next((heading for _, heading in writer.headings), "")
     return Extract("".join(writer.parts).rstrip(), title, tuple(writer.headings), notes=(*notes,))
+
+
+def write_attributes(root: "_Element") -> None:
+    """Write the texts that a browser shows of attributes: of formulas, pictures and fields."""
+    for element in root.iter("q"):
+        element.text, element.tail = f"“{element.text or ''}", f"”{element.tail or ''}"
+    for element in root.xpath('//script[starts-with(@type, "math/")]'):
+        element.tag = "span"
+    for element in root.xpath("//img[@alt]"):
+        alt, kind = element.get("alt"), element.get("class", "")
+        if "math" in kind or alt.startswith("$") or len(alt.split()) >= DESCRIPTION:
+            element.text = ILLEGAL.sub(" ", alt)
+    for element in root.xpath("//input[@value]"):
+        if not re.fullmatch(MUTE, element.get("type", ""), re.I):
+            element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
 
 
 def read_epub(path: Path, data: bytes) -> Extract:
