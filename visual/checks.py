@@ -182,6 +182,18 @@ def bounded(values: "torch.Tensor", most: float = 1.0) -> "torch.Tensor":
     return values.clamp(-most, most) + 0.0 * values
 
 
+def check_mode(model: "torch.nn.Module") -> None:
+    """Raise InputError for a model in training mode, or with layers that drop values at random."""
+    from torch.nn.modules.dropout import _DropoutNd
+
+    layers = (each for each in model.modules() if isinstance(each, _DropoutNd) and each.p)
+    if model.training or any(layer.training for layer in layers):
+        raise InputError(
+            f"got a {type(model).__name__} in training mode, which draws no image twice; expected "
+            "evaluation mode. Call model.eval() before drawing."
+        )
+
+
 def check_finite(values: "torch.Tensor", returned: str) -> None:
     """Raise ModelError, which says what returned which values, unless all of them are finite."""
     if not bool(values.isfinite().all()):

@@ -30,7 +30,7 @@ from ragspec.sampling.settings import checked_count, plain_value
 from ragspec.types import PreTrainedModel
 from ragspec.visual import loading
 from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type
-from ragspec.visual.checks import check_finite
+from ragspec.visual.checks import check_finite, check_mode
 from ragspec.visual.choice import check_number, choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
 from ragspec.visual.output import ImageOutput, ImageSample, ImageStats, as_images, weakest
@@ -282,6 +282,9 @@ class ImagePipeline:
 
         call = ImageCall.of({"prompt": prompt, "class_labels": class_labels, **others})
         self.family.check(call)
+        for model in (self.model, self.draft, *self.family.modules):
+            if model is not None:
+                check_mode(model)
         raster = self.family.sized(call.height, call.width)
         conditions = self.family.conditions(call, raster)
         rows = [row for row in range(len(conditions)) for _ in range(call.num_images_per_prompt)]

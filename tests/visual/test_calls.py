@@ -219,6 +219,20 @@ def test_a_saved_pipeline_is_replaced_whole(saved: Saved, kind: str, tmp_path: P
         opened(saved(kind), None).save_pretrained(old / "notes.md")
 
 
+def test_dropout_is_refused(saved: Saved) -> None:
+    pipe = opened(saved("codes"), "model")
+    config = LoraConfig(target_modules="all-linear", lora_dropout=0.3)
+    adapted = ImagePipeline(get_peft_model(opened(saved("codes")).model, config), pipe.tokenizer)
+    refused = pytest.raises(InputError, match=r"in training mode.*Call model\.eval\(\)")
+    with refused:
+        adapted(**CALLS["codes"])
+    for model in (pipe.draft, pipe.model):
+        model.train()
+        with refused:
+            pipe(**CALLS["codes"])
+        model.eval()
+
+
 @pytest.mark.parametrize("kind", ["codes", "latents", "janus"])
 def test_adapters_of_peft_draw(saved: Saved, kind: str, tmp_path: Path) -> None:
     pipe, call = opened(saved(kind), "jacobi"), CALLS[kind]
