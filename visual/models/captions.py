@@ -5,11 +5,13 @@ one row per token, padded with zeros. It is small, and no network has to run. Mo
 another text encoder's features need that encoder: LlamaGen's read those of Flan-T5.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unicodedata import category
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDER = "starter-embedder"
+_QUOTES = str.maketrans("`\u00b4\u00ab\u00bb\u201c\u201d\u00a8\u2018\u2019", '"' * 7 + "'" * 2)
 # Maps texts to features: one tensor [R, L, d], or a tensor [n, d] for each text.
 Captions = Callable[[Sequence[str]], Tensor | list[Tensor]]
 
@@ -74,8 +77,12 @@ class CaptionEncoder:
 class TextEncoder:
     """Encodes texts as the last hidden states of a transformers encoder (LlamaGen: Flan-T5).
 
+    Texts are read in lower case, with plain dashes, quotes and spaces, as LlamaGen's training did.
+    It also removed addresses, brackets and other marks, which stay here.
+
     Args:
-        length: Maximum tokens per text. Longer texts are truncated with a warning.
+        length: Maximum tokens per text. Longer texts are truncated before the end token, with a
+            warning.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -104,12 +111,19 @@ class TextEncoder:
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> list[Tensor]:
         """Return the features [n, d] of each text, one per token including the end token."""
-        read = self.tokenizer(list(texts), padding=True, return_tensors="pt")
-        _warn_of_length(read.attention_mask.sum(1).tolist(), self.length)
-        ids, mask = (part[:, : self.length] for part in (read.input_ids, read.attention_mask))
-        ids, mask = ids.to(self.model.device), mask.to(self.model.device)
+        texts = [_plain(text) for text in texts]
+        _warn_of_length([len(ids) for ids in self.tokenizer(texts).input_ids], self.length)
+        form = {"padding": True, "truncation": True, "max_length": self.length}
+        read = self.tokenizer(texts, **form, return_tensors="pt").to(self.model.device)
+        ids, mask = read.input_ids, read.attention_mask
         states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
         return [row[real.bool()] for row, real in zip(states, mask, strict=True)]
+
+
+def _plain(text: str) -> str:
+    """Return a text in lower case with plain dashes, quotes and spaces."""
+    dashed = "".join("-" if category(each) == "Pd" else each for each in text.lower())
+    return " ".join(re.sub("-+", "-", dashed.translate(_QUOTES)).split())
 
 
 def _warn_of_length(counts: Sequence[int], length: int) -> None:

@@ -24,9 +24,10 @@ def opened(encoder: Any, model: Any = None) -> Any:
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny T5 encoder and a tokenizer that knows four words."""
+    """A folder with a tiny T5 encoder and a tokenizer that knows four words and two marks."""
     folder = tmp_path_factory.mktemp("encoder")
     words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "red": 3, "blue": 4, "heart": 5, "cat": 6}
+    words |= {"-": 7, '"': 8}
     instance = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     instance.pre_tokenizer = pre_tokenizers.Whitespace()
     end = [("</s>", 1)]
@@ -60,7 +61,11 @@ def test_a_text_encoder_is_named_and_its_padding_is_not_visible(encoder: Path) -
     assert torch.equal(named(texts, seed=1).codes, pipe(texts, seed=1).codes)
     parts = pipe.family.text_encoder.tokenizer, pipe.family.text_encoder.model
     with pytest.warns(UserWarning, match="reads the first 3"):
-        assert len(TextEncoder(*parts, 3)(texts)[1]) == 3
+        short = TextEncoder(*parts, 3)(texts)[1]
+    texts = ["Blue\u00a0HEART", "blue heart", "RED \u2014\u2013 \u201c cat", 'red - " cat']
+    loud, plain, *marked = TextEncoder(*parts, 9)(texts)
+    assert torch.allclose(short, plain, atol=1e-5)  # with its end token
+    assert torch.equal(loud, plain) and torch.equal(*marked)
 
 
 def test_a_wrong_text_encoder_is_refused(encoder: Path, tmp_path: Path) -> None:
