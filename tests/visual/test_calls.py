@@ -233,7 +233,7 @@ def test_dropout_is_refused(saved: Saved) -> None:
         model.eval()
 
 
-@pytest.mark.parametrize("kind", ["codes", "latents", "janus"])
+@EVERY
 def test_adapters_of_peft_draw(saved: Saved, kind: str, tmp_path: Path) -> None:
     pipe, call = opened(saved(kind), "jacobi"), CALLS[kind]
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
@@ -241,7 +241,7 @@ def test_adapters_of_peft_draw(saved: Saved, kind: str, tmp_path: Path) -> None:
         torch.manual_seed(0)
         wrapped: Any = get_peft_model(opened(saved(kind)).model, config).eval()
     wrapped.save_pretrained(tmp_path / "lora")
-    adapted = ImagePipeline(wrapped, pipe.tokenizer, "jacobi")
+    adapted = ImagePipeline(wrapped, pipe.tokenizer, "jacobi", **pipe.family.record)
     merged = opened(saved(kind), "jacobi", lora=tmp_path / "lora")
     sample = [values(each(**call, seed=5)) for each in (pipe, adapted, merged)]
     assert torch.allclose(sample[1], sample[2], atol=1e-3)

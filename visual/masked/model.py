@@ -217,6 +217,10 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         self.diffloss = nn.ModuleDict({"net": head})  # as in published weights
         self.post_init()
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding of classes, for which adapters of peft ask."""
+        return self.class_emb
+
     @property
     def head(self) -> NoiseHead:
         """The diffusion head."""
