@@ -41,12 +41,17 @@ REFUSED = MappingProxyType(
             *("bad_words_ids", "stopping_strings", "ban_eos_token", "begin_suppress_tokens"),
             *("dynamic_temperature", "smoothing_factor", "mirostat_mode", "prompt_embeds"),
             *("return_token_ids", "return_tokens_as_token_ids", "n_probs", "response_schema"),
-            *("format", "sampling_params", "options", "extra_body", "stream"),
+            *("format", "sampling_params", "options", "extra_body", "stream", "lora", "init_image"),
+            *("input_image", "sampler", "scheduler"),
         ),
         NOTHING,
     )
     | dict.fromkeys(("tool_choice", "function_call"), (*NOTHING, "none", "auto"))
     | dict.fromkeys(("best_of", "length_penalty", "num_beams", "guidance_scale"), (None, 1))
+    | dict.fromkeys(("guidance", "cfg_scale", "cfg", "strength"), (None,))
+    | dict.fromkeys(("frequency_penalty", "presence_penalty"), (None, 0))
+    | {"repetition_penalty": (None, 1), "cfg_interval": (None, -1), "logit_bias": (None, {})}
+    | {"quality": (None, "auto", "standard"), "input_fidelity": (None, "low")}
     | dict.fromkeys(("typical_p", "typical", "tfs_z", "tfs"), (None, 1))
     | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
     | dict.fromkeys(("do_sample", "skip_special_tokens", "add_generation_prompt"), (None, True))
@@ -54,6 +59,9 @@ REFUSED = MappingProxyType(
     | {"top_n_sigma": (*NOTHING, -1), "detokenize": (None, True), "output_format": (None, "png")}
     | {"response_format": (None, {"type": "text"}), "background": (None, "auto", "opaque")}
 )
+
+# Other names of a field.
+SYNONYMS = MappingProxyType(dict.fromkeys(("guidance", "cfg_scale", "cfg"), "guidance_scale"))
 
 
 def _whole(value: object) -> object:
@@ -237,7 +245,7 @@ def ignored_fields(body: Body) -> dict[str, str]:
             continue
         if len(names) == MOST_IGNORED or len(plain) > LONGEST_NAME:
             raise ApiError(400, f"expected at most {MOST_IGNORED} further fields, of short names.")
-        near = difflib.get_close_matches(name, known, 1, 0.8)
+        near = difflib.get_close_matches(SYNONYMS.get(name, name), known, 1, 0.8)
         if name in REFUSED or near:
             hint = f"Did you mean {near[0]}?" if near else "This server does not support it."
             raise ApiError(400, f"{path}: expected none. {hint}", "unsupported", path)

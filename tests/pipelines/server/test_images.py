@@ -58,10 +58,17 @@ def test_images_equal_those_of_the_pipeline(
     for bad, status in (({"model": "x"}, 404), ({"size": "7"}, 400), ({"size": "9x9"}, 400)):
         assert generate(client, **{**request, **bad}).status_code == status
     unsupported = {"rule": "lantern", "drafter": "none", "codes": [1], "height": 32}
+    unsupported |= {"cfg": 1.0, "cfg_interval": 9, "lora": "x", "strength": 0.5, "quality": "hd"}
+    unsupported |= {"repetition_penalty": 1.2, "input_image": "x", "scheduler": "euler"}
     for name, value in {"size": "64x64", "stream": True, **unsupported}.items():
         error = generate(client, **request, **{name: value}).json()["error"]
         assert error["param"] == name
         assert name != "size" or error["message"] == "got size='64x64'; expected auto or 32x32."
+    hint = generate(client, prompt="x", cfg=3.0).json()["error"]["message"]
+    assert hint == "cfg: expected none. Did you mean guidance_scale?"
+    neutral = {"presence_penalty": 0.0, "logit_bias": {}, "quality": "auto", "style": "vivid"}
+    ignored = generate(client, **request, **neutral).headers["X-Ignored-Fields"]
+    assert ignored == "style"
     error = generate(client, model="tiles", prompt="1", negative_prompt="x").json()["error"]
     assert error["param"] == "negative_prompt"
     for subject in ("cat", "-1", "9" * 3999):
