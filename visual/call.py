@@ -39,11 +39,12 @@ class ImageCall:
         top_k, top_p, min_p: See `Sampling`.
         codes i64 [h, w] or [n]: Fixed codes, -1 for codes to generate, each from those before it.
         output_type: "pil", "np", "pt" or "latent", see `ImageOutput`.
-        callback_on_step_end: Called after each forward with (pipeline, step, count, tensors). The
-            count is of the codes or latents of the image that is furthest behind in the forward, so
-            it falls when an image begins. The tensors are {"codes": i64 [B, h * w]}, -1 for missing
-            ones, or {"latents": f32 [B, h * w, D]}, 0 for missing ones. The call ends early if it
-            returns True, also NumPy's or torch's.
+        callback_on_step_end: Called after each forward with (pipeline, step, count, tensors). Steps
+            count the forwards of the call. The count is of the codes or latents of the image that
+            is furthest behind in the forward, so it falls when an image begins. The tensors are of
+            all images of the call: {"codes": i64 [B, h * w]}, -1 for missing ones, or
+            {"latents": f32 [B, h * w, D]}, 0 for missing ones. The call ends early if it returns
+            True, also NumPy's or torch's.
         on_image: Called with (number, PIL image) as soon as an image is complete.
     """
 

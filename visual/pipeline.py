@@ -293,7 +293,7 @@ class ImagePipeline:
         # Later passes write to tensors of this call, perhaps in another mode than the caller's.
         mode = torch.inference_mode(False)
         with closing(progress_bar) as bar, as_loaded(self.device), mode, torch.no_grad():
-            state = CallState(self, call, conditions, raster, bar)
+            state = CallState(self, call, conditions, raster, len(rows), bar)
             return self._output(state.generate(rows, seeds, scales), seeds, state)
 
     def _output(

@@ -26,7 +26,10 @@ class CallState:
     Attributes:
         pipe: The `ImagePipeline`.
         conditions: Of the family, one for each prompt or class.
+        count: Of the images.
         images: Each complete image by its number, if `on_image` receives them.
+        tensor: The codes or latents of all images so far, if the callback receives them.
+        forwards: Forwards so far, of all runs.
         seconds: Wall time so far, without decoding images.
         interrupted: Whether the callback has ended the call.
     """
@@ -35,8 +38,11 @@ class CallState:
     call: ImageCall
     conditions: Any
     raster: Raster
+    count: int
     bar: Any
     images: dict[int, Any] = field(default_factory=dict)
+    tensor: Tensor | None = None
+    forwards: int = 0
     seconds: float = 0.0
     interrupted: bool = False
 
@@ -155,7 +161,7 @@ class Progress:
         self.state, self._numbers, self._target = state, numbers, target
         self._tokens = torch.full((len(numbers), state.raster.tokens), -1, dtype=torch.int64)
         self._counts = [0] * len(numbers)
-        self._forward, self._passes = set[int](), 0  # the rows of this forward, and those before
+        self._forward = set[int]()  # the rows of this forward
 
     def step(self, row: int, step: Step) -> None:
         """Record a step of the image in a row."""
@@ -180,14 +186,26 @@ class Progress:
         self.report(len(raster.known(range(least))), values)
 
     def report(self, count: int, tensor: Tensor) -> None:
-        """Pass a count and a tensor to the callback; raise InputError if it returns another."""
-        callback = self.state.call.callback_on_step_end
+        """Pass a count and the tensor of all images to the callback.
+
+        Args:
+            tensor: The codes or latents of the images of this run.
+
+        Raises:
+            InputError: The callback returns another tensor.
+        """
+        state, callback = self.state, self.state.call.callback_on_step_end
         if callback is None:
             return
-        name, before = self.state.pipe.family.unit, tensor.clone()
-        returned = callback(self.state.pipe, self._passes, count, {name: tensor})
-        self._passes += 1
-        self.state.interrupted |= plain_value(returned) is True
+        name = state.pipe.family.unit
+        if state.tensor is None:
+            missing, shape = -1 if name == "codes" else 0, (state.count, *tensor.shape[1:])
+            state.tensor = tensor.new_full(shape, missing)
+        state.tensor[list(self._numbers)] = tensor
+        before, tensor = state.tensor, state.tensor.clone()
+        returned = callback(state.pipe, state.forwards, count, {name: tensor})
+        state.forwards += 1
+        state.interrupted |= plain_value(returned) is True
         after = returned.get(name, tensor) if isinstance(returned, dict) else tensor
         if not isinstance(after, Tensor) or not torch.equal(after.cpu(), before.cpu()):
             raise InputError(

@@ -113,8 +113,10 @@ def test_the_callback_is_called_once_a_forward(folder: Path, scale: Any, true: A
     pipe, look = opened(folder, batch_size=2), Mock(return_value=None)
     forwards = pipe.model.forward = Mock(wraps=pipe.model.forward)
     call = {"class_labels": [0, 1, 2, 0, 1], "seed": 1, "guidance_scale": scale}
-    pipe(**call, callback_on_step_end=look)
-    assert look.call_count == forwards.call_count
+    whole = pipe(**call, callback_on_step_end=look)
+    assert [each.args[1] for each in look.call_args_list] == [*range(forwards.call_count)]
+    for tensor in (each.args[3]["codes"] for each in look.call_args_list):
+        assert ((tensor == whole.codes.flatten(1)) | (tensor == -1)).all()
     forwards.reset_mock()
     ended = pipe(**call, callback_on_step_end=Mock(return_value=true))
     assert forwards.call_count == 1 and ended.label == "unfinished"

@@ -174,7 +174,8 @@ def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
     message: list[tuple[int, int, torch.Tensor]] = []
 
     def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> bool:
-        assert int((tensors["latents"] != 0).all(-1).sum(1).min()) == latents
+        counts = (tensors["latents"] != 0).all(-1).sum(1)
+        assert int(counts[counts > 0].min()) == latents
         message.append((iteration, latents, tensors["latents"]))
         return len(message) == 3
 
@@ -185,7 +186,7 @@ def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
     assert ended.label == "unfinished" and not bool(ended.latents[2].any())
     whole = sampled(pipe, 3, callback_on_step_end=note)
     last = pipe.family.model.restored(message[-1][2]).unflatten(1, (3, 3))
-    assert whole.label == "exact-for(distribution)" and torch.equal(last, whole.latents[2:])
+    assert whole.label == "exact-for(distribution)" and torch.equal(last, whole.latents)
 
 
 def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> None:
