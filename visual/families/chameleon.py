@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ragspec.errors import ModelError, TokenizerMismatchError
+from ragspec.errors import InputError, ModelError, TokenizerMismatchError
 from ragspec.types import PreTrainedModel
 from ragspec.visual.call import ImageCall
 from ragspec.visual.families import multimodal
@@ -149,8 +149,16 @@ class Chameleon(multimodal.PromptFamily):
         after = multimodal.mark(self.text_tokenizer, "sep_token", "<reserved08706>")
         begin = self._begin()
         known = self.model.model.vocabulary_mapping.vocab_map
-        grids = [known[f"<reserved{8800 + side // 2:05d}>"] for side in raster.shape if self.step]
-        return [*multimodal.text_ids(self.text_tokenizer, f"{text}{after}{begin}", begin), *grids]
+        names = [f"<reserved{8800 + side // 2:05d}>" for side in raster.shape if self.step]
+        if any(name not in known for name in names):
+            last = int(max(name for name in known if name.startswith("<reserved088"))[9:-1])
+            raise InputError(
+                f"got an image of {height} x {width} pixels; expected at most "
+                f"{(last - 8800) * 2 * self.codec.reduction} in height and width: the model has no "
+                "token for a longer side."
+            )
+        ids = multimodal.text_ids(self.text_tokenizer, f"{text}{after}{begin}", begin)
+        return [*ids, *(known[name] for name in names)]
 
     def unconditional(self, ids: list[int], raster: Raster) -> list[int]:
         """Return the begin of text and of image, for Lumina-mGPT of image and its size."""
