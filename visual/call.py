@@ -1,6 +1,6 @@
 """`ImageCall`: the arguments of one call of an image pipeline; and how a pipeline drafts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -75,6 +75,10 @@ class ImageCall:
                 raise InputError(f"got {name}={callback!r}; expected a function, or None.")
         if self.seed is not None and self.generator is not None:
             raise InputError("got seed and generator; expected one of them. Leave one out.")
+        for name in ("guidance_scale", "guidance_interval"):
+            value = getattr(self, name)
+            several = value if _is_one(value) else tuple(map(plain_value, value))
+            object.__setattr__(self, name, plain_value(several))
         negative = self.negative_prompt
         texts = [] if negative is None else [negative] if _is_one(negative) else list(negative)
         blank = all(isinstance(text, str) and not text.strip() for text in texts)
@@ -207,8 +211,9 @@ def one_each(value: Any, count: int, what: str, of: str = "image") -> list[Any]:
 def some(value: Any) -> list[Any]:
     """Return prompts or classes as a list, also if there is only one; raise InputError for none."""
     many = [value] if _is_one(value) else list(value)
-    if not many:
-        raise InputError("got an empty list; expected at least one prompt or class to draw.")
+    if not many or isinstance(value, Mapping | Set):  # which have no order, or other content
+        got = f"a {type(value).__name__}" if many else "an empty list"
+        raise InputError(f"got {got}; expected a list of at least one prompt or class to draw.")
     return many
 
 

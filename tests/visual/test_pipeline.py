@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
             opened(folder, **inputs)
     pipe = opened(folder)
     wrong: list[dict[str, Any]] = [
-        *({"class_labels": labels} for labels in list[Any]([3, [], (), torch.tensor([])])),
+        *({"class_labels": labels} for labels in list[Any]([3, [], torch.tensor([]), {1: 2}, {1}])),
         {"prompt": "cat"},
         {},
         {"class_labels": 1, "prompt": "cat"},
