@@ -103,7 +103,7 @@ class ImageBenchOptions:
 def draw_item(
     pipe: ImagePipeline, options: ImageBenchOptions, item: BenchItem, limit: int
 ) -> Outcome:
-    """Draw one picture; `tokens` holds a number for each code or latent."""
+    """Draw one picture; `tokens` holds a number for each code, row end or latent."""
     pipe.set_progress_bar_config(disable=True)
     number, argument, subjects = int(item.id), pipe.family.condition, list[Any](PROMPTS)
     if argument == "class_labels":
@@ -120,7 +120,9 @@ def draw_item(
     )
     values = {name: getattr(out.stats, name, None) for name in FIGURES}
     figures = {name: float(value) for name, value in values.items() if value is not None}
-    return Outcome(_numbers(out), out.stats.forwards, out.stats.seconds, 0.0, out.label, figures)
+    numbers = _numbers(out)
+    numbers += [0] * (sum(report.tokens for report in out.stats.reports) - len(numbers))
+    return Outcome(numbers, out.stats.forwards, out.stats.seconds, 0.0, out.label, figures)
 
 
 def build_images(options: ImageBenchOptions) -> tuple[list[BenchItem], dict[str, Variant]]:

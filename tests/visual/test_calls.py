@@ -52,7 +52,8 @@ def test_images_of_a_batch_equal_those_drawn_alone(saved: Saved, kind: str) -> N
     guided = {} if kind == "imagegpt" else {"guidance_scale": scales}
     several = pipe(**call, seed=5, **guided)
     assert several.stats.seeds == (5, 6, 7)
-    assert torch.equal(values(pipe(**call, seed=[5, 6, 7], **guided)), values(several))
+    tensors = {name: torch.tensor(each) for name, each in guided.items()}
+    assert torch.equal(values(pipe(**call, seed=[5, 6, 7], **tensors)), values(several))
     for row, scale in enumerate(scales):
         again = {} if kind == "imagegpt" else {"guidance_scale": scale}
         alone = pipe(**one(call, row), seed=several.stats.seeds[row], **again)
@@ -267,7 +268,7 @@ def test_command_and_benchmark_reach_every_family(saved: Saved, kind: str, tmp_p
     options = ImageBenchOptions(*files, rule, images=1, budget="3")
     items, variants = build_images(options)
     plain, drafted = (variants[name](items[0], 0) for name in ("plain", rule))
-    assert len(plain.tokens) == len(drafted.tokens)
+    assert len(plain.tokens) == len(drafted.tokens) == plain.forwards
     if rule == "exact":
         assert plain.tokens == drafted.tokens
 
