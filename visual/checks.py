@@ -167,7 +167,8 @@ def check_images(images: object, channels: int, reduction: int) -> None:
             f"got pictures of {getattr(images, 'dtype', type(images))} with shape {shape}; "
             f"expected a tensor of floats [B, {channels}, H, W] whose sides are multiples of "
             f"{reduction}. For a file or a Pillow image, call diffusers' VaeImageProcessor("
-            f"vae_scale_factor={reduction}).preprocess(load_image(image)); load_image heeds EXIF."
+            f"vae_scale_factor={reduction}).preprocess(load_image(image)); load_image heeds EXIF. "
+            "Convert 16-bit pictures to 8 bits and fill transparency first."
         )
     # Resampling may exceed the range a little; bytes (0 .. 255) and NaN are mistakes.
     if images.numel() and not bool((images.abs() <= 1.01).all()):

@@ -89,8 +89,9 @@ class DrawOptions:
                 raise InputError("Expected a prompt of some words, got the prompt ''.")
         check_place(self.settings().get("device", "auto"))
         check_dtype(self.settings().get("dtype", "auto"))
-        if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
-            raise InputError(f"Expected --seed from {LEAST_SEED} to {MOST_SEED}, got {self.seed}.")
+        most = MOST_SEED + 1 - self.n * len(self.subjects)  # each image has a seed
+        if self.seed is not None and not LEAST_SEED <= self.seed <= most:
+            raise InputError(f"Expected --seed from {LEAST_SEED} to {most}, got {self.seed}.")
         if self.budget is not None:
             checks.check_budget(self.budget)
         if self.guidance is not None:

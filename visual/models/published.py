@@ -23,7 +23,7 @@ Tensors = dict[str, Tensor]
 Model = TypeVar("Model", bound=nn.Module)
 
 PLACES = ("model", "module", "state_dict", "ema")
-_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of wrappers
+_PREFIXES = re.compile(r"^(_orig_mod\.|module\.)+")  # of torch.compile and of wrappers
 _REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed global|whose module)")
 _TELLING = {  # weights that tell the kind of a file
     "tok_embeddings.weight": " It is a LlamaGen generator: open it with load_llamagen.",
@@ -184,10 +184,8 @@ def read_checkpoint(path: str | Path, places: Sequence[str] = PLACES) -> tuple[T
     inner = next((content[p] for p in places if isinstance(content.get(p), Mapping)), content)
     weights = {}
     for name, value in inner.items():
-        for prefix in _PREFIXES:
-            name = str(name).removeprefix(prefix)
         if isinstance(value, Tensor):
-            weights[name] = value
+            weights[_PREFIXES.sub("", str(name))] = value
     return weights, content.get("args")
 
 

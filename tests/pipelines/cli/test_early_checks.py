@@ -185,7 +185,7 @@ CASES = [
     ("draw cat --class 1 --model nameless", 2, "Expected a prompt or --class, got both"),
     ("draw '' --model emoji", 2, "got the prompt ''"),
     ("draw --class violet", 2, "got the class 'violet'; expected one of dngn/altars, "),
-    ("draw --class 1 --seed 99999999999999999999999", 2, "Expected --seed from"),
+    ("draw --class 1 --n 2 --seed 18446744073709551615", 2, "Expected --seed from"),
     ("draw --class 1 --drafter ''", 2, "Expected drafter auto"),
     ("draw --class 1 --drafter starter+", 2, "got 'starter+'"),
     ("draw --class 1 --drafter none+starter", 2, "none by itself"),

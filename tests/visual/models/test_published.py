@@ -22,7 +22,8 @@ def test_weights_are_detected_wherever_they_lie(place: str | None, tmp_path: Pat
     torch.save({place: WEIGHTS, "steps": 7} if place else WEIGHTS | {"steps": 7}, file)
     result, settings = read_checkpoint(file)
     assert result.keys() == WEIGHTS.keys() and settings is None
-    save_file({f"_orig_mod.module.{k}": v for k, v in WEIGHTS.items()}, tmp_path / "c.safetensors")
+    wrapped = {f"module._orig_mod.module.{name}": value for name, value in WEIGHTS.items()}
+    save_file(wrapped, tmp_path / "c.safetensors")
     assert read_checkpoint(tmp_path / "c.safetensors")[0].keys() == WEIGHTS.keys()
 
 
