@@ -1,7 +1,9 @@
 """`Family`: all that `ImagePipeline` needs to know about one kind of image model."""
 
+import logging
 import reprlib
 from collections.abc import Sequence, Sized
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -119,7 +121,11 @@ class Family:
         kind = cls.model_class
         loader = getattr(transformers, kind) if isinstance(kind, str) else kind
         subject = f"{folder} does not load as a {loader.__name__}"
-        with loading.expect_readable(subject, "what its save_pretrained wrote. Copy it again."):
+        expected = "what its save_pretrained wrote. Copy it again."
+        with loading.expect_readable(subject, expected), ExitStack() as stack:
+            report = logging.getLogger("transformers.modeling_utils")
+            stack.callback(report.setLevel, report.level)
+            report.setLevel(logging.ERROR)  # it would name weights that `complete` converts
             model, info = loader.from_pretrained(
                 folder,
                 dtype=pick_dtype(dtype, place),
