@@ -186,14 +186,7 @@ class Progress:
         self.report(len(raster.known(range(least))), values)
 
     def report(self, count: int, tensor: Tensor) -> None:
-        """Pass a count and the tensor of all images to the callback.
-
-        Args:
-            tensor: The codes or latents of the images of this run.
-
-        Raises:
-            InputError: The callback returns another tensor.
-        """
+        """Pass on a count and this run's tensor; raise InputError if the callback alters it."""
         state, callback = self.state, self.state.call.callback_on_step_end
         if callback is None:
             return

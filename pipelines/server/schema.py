@@ -59,8 +59,6 @@ REFUSED = MappingProxyType(
     | {"top_n_sigma": (*NOTHING, -1), "detokenize": (None, True), "output_format": (None, "png")}
     | {"response_format": (None, {"type": "text"}), "background": (None, "auto", "opaque")}
 )
-
-# Other names of a field.
 SYNONYMS = MappingProxyType(dict.fromkeys(("guidance", "cfg_scale", "cfg"), "guidance_scale"))
 
 

@@ -39,10 +39,6 @@ def test_missing_and_ambiguous_classes_are_refused(inputs: Any) -> None:
         class_number(inputs, NAMES, 4)
 
 
-def test_an_array_is_an_interval() -> None:
-    assert ImageCall(guidance_interval=np.array([0, 3])).guidance_interval == (0, 3)  # type: ignore[arg-type]
-
-
 def test_names_of_a_model_without_names_are_refused() -> None:
     with pytest.raises(InputError, match="has no names, expected 0 to 9"):
         class_number("cat", (), 10)

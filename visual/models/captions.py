@@ -81,8 +81,7 @@ class TextEncoder:
     It also removed addresses, brackets and other marks, which stay here.
 
     Args:
-        length: Maximum tokens per text. Longer texts are truncated before the end token, with a
-            warning.
+        length: Maximum tokens per text, end token included. Longer texts are cut with a warning.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
