@@ -17,7 +17,7 @@ LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET = ".parquet"
 # Columns that are read by default, in this order; the last three hold token ids.
 TEXT_FIELDS = ("text", "content", "document", "answer", "code", "ids", "input_ids", "tokens")
-PROMPT_FIELDS = ("prompt", "messages", "question", "ids")
+PROMPT_FIELDS = ("prompt", "messages", "question", "turns", "ids")
 HUB = "hf:"  # begins the name of a data set of Hugging Face, or of a folder that holds one
 ROWS = 1024
 
@@ -84,7 +84,7 @@ def read_prompts(path: Path, field: str | None = None) -> Iterator[object]:
     """Yield the prompts of a file of rows: texts, chat messages or token ids.
 
     Args:
-        field: The column; None for the first of `prompt`, `messages`, `question` and `ids`.
+        field: The column; None for the first of `PROMPT_FIELDS`. Of `turns` the first one counts.
 
     Raises:
         DocumentError: The file cannot be read, or a row holds no prompt.
@@ -93,6 +93,8 @@ def read_prompts(path: Path, field: str | None = None) -> Iterator[object]:
     for where, row in read_rows(path):
         name = _pick(row, field, PROMPT_FIELDS, where)
         value = row[name]
+        if name == "turns" and isinstance(value, list) and {*map(type, value)} == {str}:
+            value = value[0]
         kinds = {type(item) for item in value} if isinstance(value, list) else {type(value)}
         if not value or kinds not in (({dict}, {int}) if isinstance(value, list) else ({str},)):
             raise DocumentError(
@@ -204,10 +206,15 @@ def _texts(rows: Iterable[tuple[str, Row]], columns: TextColumns) -> Iterator[It
 
 
 def _pick(row: Row, field: str | None, usual: Iterable[str], where: str) -> str:
-    """Return the name of the column to read; raise InputError if that is not clear."""
+    """Return the name of the column to read; raise InputError if that is not clear.
+
+    That is the first usual one, if possible with a value, or the only text of a row without a list
+    or an object.
+    """
     names = [name for name in (usual if field is None else [field]) if name in row]
+    names.sort(key=lambda name: row[name] is None)
     texts = [name for name, value in row.items() if field is None and isinstance(value, str)]
-    if names or len(texts) == 1:
+    if names or (len(texts) == 1 and not any(isinstance(v, list | dict) for v in row.values())):
         return (names or texts)[0]
     missing = f"no column {field!r}" if field is not None else "no column of a usual name"
     raise InputError(

@@ -54,6 +54,12 @@ def test_columns_of_token_ids_and_of_other_names(tmp_path: Path) -> None:
     assert read(ids) == [[1, 2], [3]]
     odd = write_rows(tmp_path / "odd.jsonl", [{"body": "x", "n": 1}])
     assert read(odd) == ["x"]  # the only text there is
+    empty = write_rows(tmp_path / "empty.jsonl", [{"text": None, "content": "y"}])
+    assert read(empty) == ["y"]
+    for turns in [{"role": "user"}], {"a": "b"}:
+        chat = write_rows(tmp_path / "chat.jsonl", [{"id": "81", "turns": turns}])
+        with pytest.raises(InputError, match="no column of a usual name; it has id"):
+            read(chat)
     assert read(write_rows(tmp_path / "two.jsonl", [{"a": "x", "b": "y"}]), field="b") == ["y"]
     with pytest.raises(InputError, match="line 1 holds int"):
         read(odd, field="n")
@@ -106,9 +112,9 @@ def test_a_damaged_gz_file_is_refused(tmp_path: Path) -> None:
 def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "hi"}]
     rows: list[Any] = [{"prompt": "a", "id": "1"}, {"messages": turns}]
-    rows += [{"question": "b"}, {"ids": [4, 5]}]
+    rows += [{"question": "b"}, {"ids": [4, 5]}, {"category": "c", "turns": ["d", "e"]}]
     path = write_rows(tmp_path / "p.jsonl", rows)
-    assert list(read_prompts(path)) == ["a", turns, "b", [4, 5]]
+    assert list(read_prompts(path)) == ["a", turns, "b", [4, 5], "d"]
     with pytest.raises(InputError, match="line 2 has no column 'prompt'"):
         list(read_prompts(path, "prompt"))
     with pytest.raises(DocumentError, match="missing"):
