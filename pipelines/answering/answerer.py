@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -32,6 +33,7 @@ NEW_TOKENS = 160
 PASSAGES = 3  # of a prompt
 JUDGED = 5  # passages whose sentences are ranked
 COPIES = 4  # passages that are searched for each, as some may be copies
+DOUBLINGS = 12  # times that this number doubles, as the results of a function may have no end
 # Parameters below which a chat model answers better over the best sentence alone (SmolLM2-135M:
 # benchmarks/RESULTS.md).
 SMALL = 500_000_000
@@ -167,11 +169,11 @@ class Answerer(ABC):
         question = " ".join(clean_question(question).split())
         if self.retriever is None:
             return SearchResult()
+        many = first = self.top_k
         if isinstance(self.retriever, PassageIndex):
-            many = max(self.top_k, JUDGED)
-            hits = unique(self.retriever.search(question, COPIES * many))[:many]
-        else:
-            hits = unique(search_hits(self.retriever, question, self.top_k))
+            many = max(many, JUDGED)
+            first = COPIES * many
+        hits = search_unique(partial(search_hits, self.retriever, question), many, first)
         sentences = rank_sentences(question, hits)
         best = max((each.score for each in sentences), default=0.0)
         refused = None
@@ -241,6 +243,19 @@ class Answerer(ABC):
             evidence=evidence,
             short=short,
         )
+
+
+def search_unique(search: Callable[[int], list[Hit]], many: int, first: int) -> list[Hit]:
+    """Return the first `many` hits of a search without copies, which name their copies.
+
+    The search returns the `first` hits, and is repeated for twice as many if copies fill them.
+    """
+    for k in (first << doubling for doubling in range(DOUBLINGS)):
+        hits = search(k)
+        results = unique(hits)
+        if len(results) >= many or len(hits) < k:
+            break
+    return results[:many]
 
 
 def unique(hits: Sequence[Hit]) -> list[Hit]:

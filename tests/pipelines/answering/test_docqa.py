@@ -16,6 +16,7 @@ from ragspec.models.resolve import STARTER
 from ragspec.pipelines import DocQA, IterativeRag
 from ragspec.pipelines.answering.template import TEMPLATES
 from ragspec.reports.generation import Generation, count_sources, report_of
+from ragspec.retrievers import Document, PassageIndex
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from tests.pipelines.answering.test_citations import check
@@ -238,8 +239,13 @@ def test_copies_of_a_passage_count_once_and_are_named() -> None:
     texts = {"a": SENTENCE, "b": SENTENCE, "c": "Rivers run to the sea."}
     results = [(texts[name], 1.0, {"name": name}) for name in "aabc"]
     engine: Any = ScriptedEngine("It does.")
-    qa = DocQA(lambda query: results, engine=engine, top_k=4)
+    qa = DocQA(lambda query: results, engine=engine, top_k=2)
     result = qa.ask("What does it propose?").to_dict()
     copies = [(each["document"], each["copies"]) for each in result["passages"]]
     assert copies == [("a", ["b"]), ("c", [])]
     assert result["sentences"][0]["copies"] == ["b"]
+    other = [f"What {each} propose." for each in ("rivers", "seas")]
+    documents = [Document(f"{n}", "", text) for n, text in enumerate([*[SENTENCE] * 25, *other])]
+    index = PassageIndex.build(documents, embedder=None)
+    hits = DocQA(index, engine=engine).search("What does it propose?").hits
+    assert sorted(len(hit.copies) for hit in hits) == [0, 0, 24]
