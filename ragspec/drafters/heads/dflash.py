@@ -5,6 +5,7 @@ from typing import Any
 from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint
 from ragspec.drafters.heads.config import HeadWeights, part_of, size_of, taps_at
 from ragspec.drafters.heads.eagle import layer_settings
+from ragspec.errors import UnsupportedModelError
 from ragspec.verification.causal import CausalTarget
 
 
@@ -22,8 +23,16 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     taps = taps_at(about, "target_layer_ids", after=1) or _usual_taps(
         size_of(config, "num_target_layers"), size_of(layers, "num_hidden_layers")
     )
+    causal = config.get("is_causal")
+    causal = about.get("causal") if causal is None else causal  # in the order of vLLM
+    if causal and {"sliding_attention"} != {*part_of(layers, "layer_types", list)}:
+        raise UnsupportedModelError(
+            f"{checkpoint.folder} holds a DFlash with causal attention in layers without a window; "
+            "expected is_causal false or none. Use a head of another kind."
+        )
     return checkpoint.head(
         state,
+        causal_windows=causal is None or bool(causal),
         layers=layers,
         target_size=state["fc.weight"].shape[1] // len(taps),
         vocab_size=size_of(config, "vocab_size"),

@@ -216,6 +216,15 @@ def test_training_pays_in_every_form(form: str, tmp_path: Path) -> None:
     assert next(again.run()).loss == pytest.approx(steps[-1].loss, rel=0.3)
 
 
+def test_windows_of_z_lab_are_causal_as_its_file_says(tmp_path: Path) -> None:
+    config, weights = published_heads.zlab()
+    config |= {"layer_types": ["sliding_attention"] * 2, "sliding_window": 6}
+    for top, inner, causal in (None, None, 1), (False, True, 0), (True, False, 1), (None, False, 0):
+        config |= {"is_causal": top, "dflash_config": config["dflash_config"] | {"causal": inner}}
+        published_heads.write(tmp_path, config, weights)
+        assert open_head(tmp_path).config.causal_windows == bool(causal)
+
+
 def test_unsupported_heads_are_refused(tmp_path: Path) -> None:
     for kind, part in (("dspark", "a Markov part"), ("dflash", "layers with windows")):
         published_heads.write(tmp_path, *published_heads.dflash(kind))
