@@ -27,6 +27,7 @@ SIZES: dict[str, Any] = {
 Checkpoint = tuple[dict[str, Any], dict[str, torch.Tensor]]  # a configuration, and weights
 PREFIX = "prefix_embeding_layer."
 TOKENS = torch.arange(DRAFTED) * 2 + 3
+NORMS = {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True}
 
 
 def sines(name: str, *shape: int) -> torch.Tensor:
@@ -97,6 +98,13 @@ def speculators(kind: str = "llama", **flags: bool) -> Checkpoint:
     config = {"speculators_model_type": "eagle3", "transformer_layer_config": inner, **flags}
     taps = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "draft_vocab_size": DRAFTED}
     return config | taps, weights
+
+
+def eagle31() -> Checkpoint:
+    """Return the head of `speculators("qwen3", **NORMS)` in EAGLE's layout."""
+    config, weights = speculators("qwen3", **NORMS)
+    weights = {name.replace("layers.0.", "midlayer."): each for name, each in weights.items()}
+    return config["transformer_layer_config"] | {"eagle_config": NORMS}, weights
 
 
 def peagle() -> Checkpoint:

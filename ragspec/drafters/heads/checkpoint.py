@@ -23,6 +23,7 @@ _VOCABULARY = "d2t", "t2d"  # see `Checkpoint.head`
 _QUANTISED = "weight_scale_inv", "weight_scale", "weight_packed", "qweight", "qzeros"
 NAMES = {"layers.": "layers.layers.", "lm_head.": "output.", "embed_tokens.": "embedding."}
 """Prefixes of `DraftHead` by those of most layouts, where they differ."""
+TAP_NAMES = NAMES | {"input_norm.": "tap_norms.0.", "fc_norm.": "tap_norms."}
 _LAYER_SETTINGS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_theta"),

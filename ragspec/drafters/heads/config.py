@@ -193,3 +193,11 @@ def taps_at(settings: Mapping[str, object], name: str, after: int = 0) -> tuple[
     if any(type(each) is not int or each < -after for each in ids):
         raise ValueError(f"its {name} are {ids}, no whole numbers of at least {-after}")
     return tuple(each + after for each in ids)
+
+
+def norms_of(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Return the norms of a head of EAGLE-3, by the settings of `HeadConfig`."""
+    each = "each" if settings.get("fc_norm") else "none"
+    taps = "all" if settings.get("norm_before_fc") else each
+    before, output = settings.get("norm_before_residual"), settings.get("norm_output")
+    return {"tap_norm": taps, "residual_norm": bool(before), "feeds_norm": bool(output)}

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, to_file
-from ragspec.drafters.heads.config import HeadWeights, part_of, size_of, taps_at
+from ragspec.drafters.heads.checkpoint import NAMES, TAP_NAMES, Checkpoint, select_layers, to_file
+from ragspec.drafters.heads.config import HeadWeights, norms_of, part_of, size_of, taps_at
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.verification.causal import CausalTarget
 
@@ -25,16 +25,16 @@ def matches(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     """Return the head of a folder; see `files.read_head`."""
     config, names = checkpoint.config, set(checkpoint.names)
-    state = checkpoint.state(NAMES | {"midlayer.": "layers.layers.0."}, names)
+    state = checkpoint.state(TAP_NAMES | {"midlayer.": "layers.layers.0."}, names)
     layers = layer_settings(config, names)
     inputs = state["fc.weight"].shape[1]
     settings: dict[str, Any] = {"embedding_size": inputs - size_of(layers, "hidden_size")}
     settings["bias"] = "fc.bias" in names or bool(config.get("bias"))  # EAGLE-3 has none
     if any(name.startswith("midlayer.") for name in names):
-        name = "eagle_aux_hidden_state_layer_ids"
-        taps = taps_at(part_of(config, "eagle_config", dict), name, after=1)
-        taps = taps or taps_at(config, name) or default_taps(target)
+        name, inner = "eagle_aux_hidden_state_layer_ids", part_of(config, "eagle_config", dict)
+        taps = taps_at(inner, name, after=1) or taps_at(config, name) or default_taps(target)
         settings = {"form": "eagle3", "taps": taps, "target_size": inputs // len(taps)}
+        settings |= norms_of(config | inner)
     vocab_size = size_of(config | part_of(config, "ragspec", dict), "vocab_size")
     return checkpoint.head(state, layers=layers, vocab_size=vocab_size, **settings)
 

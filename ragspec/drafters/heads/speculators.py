@@ -7,14 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.heads.checkpoint import NAMES, Checkpoint, select_layers, to_file
-from ragspec.drafters.heads.config import HeadWeights, part_of, size_of, taps_at
+from ragspec.drafters.heads.checkpoint import NAMES, TAP_NAMES, Checkpoint, select_layers, to_file
+from ragspec.drafters.heads.config import HeadWeights, norms_of, part_of, size_of, taps_at
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.drafters.heads.mtp import MIMO_NAMES, one_layer
 from ragspec.errors import UnsupportedModelError
 from ragspec.verification.causal import CausalTarget
 
-_TAP_NAMES = NAMES | {"input_norm.": "tap_norms.0.", "fc_norm.": "tap_norms."}
 _BLOCK_NAMES = NAMES | {
     "hidden_norm.": "state_norm.",
     "markov_head.markov_w1.": "markov_in.",
@@ -22,8 +21,8 @@ _BLOCK_NAMES = NAMES | {
 }
 _MTP_NAMES = NAMES | {f"mtp_layers.0.{name}": ours for name, ours in MIMO_NAMES.items()}
 KINDS = {  # with the class of the model that vLLM runs
-    "eagle3": ("Eagle3DraftModel", _TAP_NAMES),
-    "peagle": ("PEagleDraftModel", _TAP_NAMES | {"mask_hidden": "mask_taps"}),
+    "eagle3": ("Eagle3DraftModel", TAP_NAMES),
+    "peagle": ("PEagleDraftModel", TAP_NAMES | {"mask_hidden": "mask_taps"}),
     "dflash": ("DFlashDraftModel", _BLOCK_NAMES),
     "dspark": ("DSparkDraftModel", _BLOCK_NAMES),
     "mtp": ("MTPDraftModel", _MTP_NAMES),
@@ -124,10 +123,7 @@ def _form(config: dict[str, Any], kind: str, target: CausalTarget | None) -> dic
         slots = size_of(config, "block_size") - (not anchor)
         form = {"taps": taps, "slots": slots, "mask_token": mask, "from_anchor": anchor}
         return form | {"causal_windows": not config.get("sliding_window_non_causal")}
-    norm = "all" if config.get("norm_before_fc") else "each" if config.get("fc_norm") else "none"
-    form = {"tap_norm": norm, "residual_norm": bool(config.get("norm_before_residual"))}
-    form["taps"] = taps_at(config, f"eagle_{name}") or default_taps(target)
-    form["feeds_norm"] = bool(config.get("norm_output"))
+    form = norms_of(config) | {"taps": taps_at(config, f"eagle_{name}") or default_taps(target)}
     if kind == "peagle":
         methods = part_of(part_of(config, "speculators_config", dict), "proposal_methods", list)
         form |= {"slots": size_of([*methods, {}][0], "speculative_tokens"), "mask_token": mask}

@@ -30,13 +30,8 @@ LAYOUTS: dict[str, Callable[[], Checkpoint]] = {
     "eagle1": partial(published_heads.eagle1, False),
     "eagle3": published_heads.eagle3,
     "speculators": published_heads.speculators,
-    "speculators 3.1": partial(
-        published_heads.speculators,
-        "qwen3",
-        norm_before_residual=True,
-        norm_before_fc=True,
-        norm_output=True,
-    ),
+    "eagle3.1": published_heads.eagle31,
+    "speculators 3.1": partial(published_heads.speculators, "qwen3", **published_heads.NORMS),
     "speculators, each tap normed": partial(published_heads.speculators, fc_norm=True),
 }
 RECORDED = test_slots.table("""\
@@ -52,6 +47,7 @@ speculators 3.1: -0.1432 -1.2978 0.1027 0.7184 -1.1472 0.2501
 speculators, each tap normed: 0.1254 -0.0343 -0.1881 -0.1036 -0.0714 0.0671
 speculators, each tap normed: 0.0589 0.0146 0.0559 0.0873 0.0564 0.1589
 speculators, each tap normed: 0.1023 -0.2677 0.0891 0.0307 -0.089 0.1685""")
+RECORDED["eagle3.1"] = RECORDED["speculators 3.1"]
 
 
 def target(**options: Any) -> CausalTarget:
@@ -232,6 +228,8 @@ def test_a_wrong_index_is_refused(index: dict[str, Any], message: str, tmp_path:
         ("eagle3", {"num_hidden_layers": 13}, r"Missing key.* \[\.\.\.\]\); fetch"),
         ("eagle3", {"intermediate_size": 10**9}, r"size mismatch for .*gate_proj.* 64\]"),
         ("eagle3", {"eagle_config": [3]}, r"its eagle_config is \[3\], no object"),
+        ("eagle3", {"norm_before_fc": True}, "tap_norms.0.weight"),
+        ("dflash of z-lab", {"is_causal": True}, "causal attention in layers without a window"),
         ("speculators", {"speculators_model_type": []}, r"of kind \[\]; expected one of"),
         ("speculators", {"eagle_aux_hidden_state_layer_ids": -1}, "ids is -1, no list"),
         ("speculators", {"eagle_aux_hidden_state_layer_ids": [-1, 0, 1]}, "of at least 0"),
