@@ -73,7 +73,7 @@ class HeadGraph:
         inputs.append(info("rows", TensorProto.INT64, ["k"]))
         logits = info(self._names[0], TensorProto.FLOAT, [1, "k", rows.out_features])
         proto = declare(graph, inputs, [logits, *of_width({fed: config.hidden_size})], shape)
-        rotary = config.layers.get("rope_parameters") or config.layers
+        rotary = config.layers | (config.layers.get("rope_parameters") or {})
         self._theta = float(rotary.get("rope_theta", 10_000.0))
         self._width = width
         session, tables = Session(proto, graph.floating()), self._rotary(POSITIONS)
