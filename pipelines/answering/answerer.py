@@ -246,10 +246,7 @@ class Answerer(ABC):
 
 
 def search_unique(search: Callable[[int], list[Hit]], many: int, first: int) -> list[Hit]:
-    """Return the first `many` hits of a search without copies, which name their copies.
-
-    The search returns the `first` hits, and is repeated for twice as many if copies fill them.
-    """
+    """Return `many` hits without copies, of the `first` or, where copies fill those, of more."""
     for k in (first << doubling for doubling in range(DOUBLINGS)):
         hits = search(k)
         results = unique(hits)

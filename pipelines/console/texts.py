@@ -93,10 +93,10 @@ def read_prompts(path: Path, field: str | None = None) -> Iterator[object]:
     for where, row in read_rows(path):
         name = _pick(row, field, PROMPT_FIELDS, where)
         value = row[name]
-        if name == "turns" and isinstance(value, list) and {*map(type, value)} == {str}:
-            value = value[0]
-        kinds = {type(item) for item in value} if isinstance(value, list) else {type(value)}
-        if not value or kinds not in (({dict}, {int}) if isinstance(value, list) else ({str},)):
+        kinds: object = {*map(type, value)} if isinstance(value, list) else type(value)
+        if name == "turns" and kinds == {str}:
+            value, kinds = value[0], str
+        if not value or kinds not in ({dict}, {int}, str):
             raise DocumentError(
                 f"{where}: got {str(value)[:40]!r} as {name!r}; expected a text, "
                 "chat messages or token ids."
@@ -206,11 +206,7 @@ def _texts(rows: Iterable[tuple[str, Row]], columns: TextColumns) -> Iterator[It
 
 
 def _pick(row: Row, field: str | None, usual: Iterable[str], where: str) -> str:
-    """Return the name of the column to read; raise InputError if that is not clear.
-
-    That is the first usual one, if possible with a value, or the only text of a row without a list
-    or an object.
-    """
+    """Return the usual column, or the only text of a row without lists; refuse other rows."""
     names = [name for name in (usual if field is None else [field]) if name in row]
     names.sort(key=lambda name: row[name] is None)
     texts = [name for name, value in row.items() if field is None and isinstance(value, str)]

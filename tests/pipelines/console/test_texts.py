@@ -89,15 +89,11 @@ def test_a_folder_has_documents_and_rows_and_reports_skipped_files(tmp_path: Pat
 
 @pytest.mark.parametrize("data", [b"{broken", b"[1]\n", b"\xff\xfe\x00", b'{"text": "a"}\n{'])
 def test_broken_lines_are_refused_with_their_number(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "x.jsonl").write_bytes(data)
-    with pytest.raises(DocumentError, match=r"x\.jsonl, line \d: no JSON object"):
-        read(tmp_path / "x.jsonl")
-    (tmp_path / "x.jsonl.gz").write_bytes(data)
-    with pytest.raises(DocumentError, match="no JSON object"):
-        read(tmp_path / "x.jsonl.gz")
-    (tmp_path / "x.parquet").write_bytes(data)
-    with pytest.raises(DocumentError, match="no parquet file"):
-        read(tmp_path / "x.parquet")
+    for end in ("jsonl", "jsonl.gz", "parquet"):
+        path, lines = tmp_path / f"x.{end}", rf"x\.{end}, line \d: no JSON object"
+        path.write_bytes(data)
+        with pytest.raises(DocumentError, match="no parquet file" if end == "parquet" else lines):
+            read(path)
 
 
 def test_a_damaged_gz_file_is_refused(tmp_path: Path) -> None:
