@@ -6,12 +6,12 @@ the bundled one, are read directly: the same vectors without importing sentence-
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.errors import InputError, ModelError
-from ragspec.models.checks import check_embedder
+from ragspec.models.checks import check_embedder, read_config
 from ragspec.models.resolve import fingerprint
 from ragspec.retrievers.search.documents import ProgressCallback
 from ragspec.retrievers.search.nearest import FLAT, Exact, Floats, Nearest, Numbers, build_nearest
@@ -34,6 +34,8 @@ WORDLLAMA_FILES = (
     "weights/l2_supercat_256.safetensors",
 )
 BATCH = 256
+OPTIONS: Any = {"local_files_only": True, "model_kwargs": {"use_safetensors": True}}
+T = TypeVar("T")
 ROUND = 2048  # texts between two calls of `on_progress`
 
 
@@ -106,8 +108,7 @@ class SentenceEmbedder:
         """The SentenceTransformer object."""
         from sentence_transformers import SentenceTransformer
 
-        options = {"use_safetensors": True}
-        return SentenceTransformer(str(self._folder), local_files_only=True, model_kwargs=options)
+        return load_safely(partial(SentenceTransformer, str(self._folder), **OPTIONS), self._folder)
 
     def encode(self, texts: Sequence[str], *, query: bool = False) -> Floats:
         """Return unit vectors f32 [texts, dimensions], with the model's own prompts."""
@@ -117,6 +118,20 @@ class SentenceEmbedder:
         vectors = encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
         # In half precision a text without known tokens comes back as NaN; zeros match nothing.
         return np.nan_to_num(np.asarray(vectors, dtype=np.float32))
+
+
+def load_safely(load: Callable[[], T], folder: Path) -> T:
+    """Load a model of sentence-transformers; raise ModelError if it needs code or is damaged."""
+    try:
+        return load()
+    except (MemoryError, RuntimeError):
+        raise
+    except Exception as error:  # tokenizers and safetensors share no class of errors
+        reason = "it needs code of its folder, which ragspec does not run"
+        raise ModelError(
+            f"{folder} cannot be loaded ({reason if 'remote_code' in str(error) else error}); "
+            "expected a model of sentence-transformers. Download it again, or name another."
+        ) from error
 
 
 def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
@@ -132,14 +147,9 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
         return name
     model = check_embedder(name)
     prints = "".join(fingerprint(model.folder))
-    embedder = StaticEmbedder if is_static(model.folder) else SentenceEmbedder
-    try:
-        return embedder(str(name), model.folder, prints)
-    except Exception as error:  # tokenizers and safetensors share no class of errors
-        raise ModelError(
-            f"{model.folder} cannot be loaded as an embedder ({error}); expected the folder of a "
-            "sentence-transformers model. Download it again, or name another."
-        ) from error
+    static = is_static(model.folder)
+    embedder: Callable[..., Embedder] = StaticEmbedder if static else SentenceEmbedder
+    return load_safely(partial(embedder, str(name), model.folder, prints), model.folder)
 
 
 def load_wordllama() -> StaticEmbedder | None:
@@ -164,6 +174,10 @@ def is_static(folder: Path) -> bool:
     """Tell whether a folder holds only a static embedding, perhaps with a normalizing layer."""
     modules = folder / "modules.json"
     if not modules.is_file() or not (folder / "model.safetensors").is_file():
+        return False
+    settings = folder / "config_sentence_transformers.json"
+    config = read_config(settings) if settings.is_file() else {}
+    if any((config.get("prompts") or {}).values()) or config.get("truncate_dim"):
         return False
     types = [module["type"].rsplit(".", 1)[-1] for module in json.loads(modules.read_bytes())]
     return types[:1] == ["StaticEmbedding"] and set(types[1:]) <= {"Normalize"}

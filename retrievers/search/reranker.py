@@ -6,7 +6,7 @@ than an index and better, so it orders the first hits of a search only.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from ragspec.errors import InputError, ModelError
 from ragspec.models.checks import check_reranker
+from ragspec.retrievers.search.dense import OPTIONS, load_safely
 from ragspec.retrievers.search.fusion import Hit
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ class CrossEncoder:
         """The model of sentence-transformers."""
         from sentence_transformers import CrossEncoder as Model
 
-        options = {"use_safetensors": True}
-        return Model(str(self._folder), local_files_only=True, model_kwargs=options)
+        return load_safely(partial(Model, str(self._folder), **OPTIONS), self._folder)
 
     def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
         """Return the model's score of each pair."""

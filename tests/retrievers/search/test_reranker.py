@@ -12,6 +12,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelError
 from ragspec.pipelines.answering.iterative import IterativeRag, IterativeSearch
 from ragspec.pipelines.cli.app import main
+from ragspec.retrievers.search.dense import load_embedder
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.reranker import RERANKED, CrossEncoder
@@ -101,8 +102,15 @@ def test_iterative_search_uses_the_reranker(index: PassageIndex) -> None:
         IterativeRag(engine, index, IterativeSearch(search="sparse"))
 
 
-def test_a_classifier_of_several_labels_is_refused(index: PassageIndex, tmp_path: Path) -> None:
+def test_models_that_do_not_fit_are_refused(index: PassageIndex, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     index.reranker = CrossEncoder(save_classifier(tmp_path, labels=3))
     with pytest.raises(ModelError, match="gives 3 scores for a pair; expected one"):
         index.search(QUERY, 2)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "new"}
+    config["auto_map"] = {"AutoConfig": "code.New", "AutoModel": "code.New"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    models: list[Any] = [CrossEncoder(tmp_path), load_embedder(tmp_path)]
+    for model in models:
+        with pytest.raises(ModelError, match="needs code of its folder, which ragspec does not"):
+            _ = model.model
