@@ -6,6 +6,7 @@ the bundled one, are read directly: the same vectors without importing sentence-
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -119,6 +120,18 @@ class SentenceEmbedder:
         # In half precision a text without known tokens comes back as NaN; zeros match nothing.
         return np.nan_to_num(np.asarray(vectors, dtype=np.float32))
 
+    def warn_of_cuts(self, texts: Sequence[str]) -> None:
+        """Warn if texts are longer than what the model reads of one."""
+        most = self.model.max_seq_length or math.inf
+        long = [text for text in texts if len(text) > most]
+        rows = self.model.tokenizer(long, verbose=False)["input_ids"] if long else []
+        if cut := sum(len(row) > most for row in rows):
+            warnings.warn(
+                f"{self.name} reads {most} tokens of a passage, and {cut} of {len(texts)} have "
+                "more, by which no search finds them. Name an embedder that reads more.",
+                stacklevel=3,
+            )
+
 
 def load_safely(load: Callable[[], T], folder: Path) -> T:
     """Load a model of sentence-transformers; raise ModelError if it needs code or is damaged."""
@@ -223,6 +236,8 @@ class DenseIndex:
             embedded.update(zip(some, embedder.encode(some), strict=True))
         if not texts:
             return cls(embedder.encode([]), embedder)
+        if isinstance(embedder, SentenceEmbedder):
+            embedder.warn_of_cuts(new)
         vectors = np.stack([embedded[text] for text in texts])
         on_progress("indexing vectors", 0, len(vectors))
         return cls(vectors, embedder, build_nearest(vectors, kind))

@@ -12,7 +12,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelError
 from ragspec.pipelines.answering.iterative import IterativeRag, IterativeSearch
 from ragspec.pipelines.cli.app import main
-from ragspec.retrievers.search.dense import load_embedder
+from ragspec.retrievers.search.dense import DenseIndex, load_embedder
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.reranker import RERANKED, CrossEncoder
@@ -114,3 +114,11 @@ def test_models_that_do_not_fit_are_refused(index: PassageIndex, tmp_path: Path)
     for model in models:
         with pytest.raises(ModelError, match="needs code of its folder, which ragspec does not"):
             _ = model.model
+
+
+def test_passages_that_an_embedder_cuts_off_are_counted(tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    embedder: Any = load_embedder(save_classifier(tmp_path))
+    embedder.model.max_seq_length = 32
+    with pytest.warns(UserWarning, match="reads 32 tokens of a passage, and 1 of 2 have more"):
+        DenseIndex.build(["tree " * 8, "tree " * 80], embedder)
