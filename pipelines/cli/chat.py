@@ -134,7 +134,7 @@ class ChatSession:
 def read_lines() -> Iterator[str]:
     """Yield the lines that the user types; without a terminal those of standard input."""
     if not sys.stdin.isatty():
-        yield from sys.stdin
+        yield from (line.removeprefix("\ufeff") for line in sys.stdin)
         return
     import readline  # noqa: F401 - gives `input` a history and editing
 

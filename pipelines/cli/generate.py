@@ -77,8 +77,9 @@ class GenerateOptions:
 def generate(options: GenerateOptions) -> None:
     """Continue a text, or with --chat answer it, without documents."""
     text, knn, content = options.text, options.knn, options.prompt
-    if content == "-":  # the line break that ends a file or an echo is not part of the text
-        content = checks.checked_text(sys.stdin.read().removesuffix("\n"))
+    if content == "-":  # the mark and the line break around a file are not part of the text
+        typed = sys.stdin.read().removeprefix("\ufeff").removesuffix("\n")
+        content = checks.checked_text(typed)
     arguments: dict[str, Any] = {"stop": options.stops(), **text.read_prediction()}
     arguments["max_new_tokens"] = text.sampling.max_new_tokens
 

@@ -49,7 +49,7 @@ def read_file(path: Path) -> bytes:
 def read_input(path: Path, what: str) -> str:
     """Return the text of a file that the user named; raise InputError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{what} {path} cannot be read ({error}); expected a text file in UTF-8. Check it."

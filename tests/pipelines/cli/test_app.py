@@ -20,6 +20,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.generate import GenerateOptions
 from ragspec.pipelines.cli.show import INTERRUPTED
 from ragspec.pipelines.console.options import EngineOptions
+from ragspec.reports.trace import read_trace
 from tests.support import tiny
 from tests.support.command_line import Capture, output_of, run
 from tests.support.damage import full_disk
@@ -153,15 +154,16 @@ def test_a_draft_model_of_another_vocabulary_ends_with_6(
     assert "50 token ids and the target 97" in output_of(capsys, *requests, smaller, code=6).err
 
 
-def test_the_last_line_break_of_standard_input_is_removed(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_the_last_line_break_and_the_byte_order_mark_of_standard_input_are_removed(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    command = ["generate", "-", "--model", model, "--max-new-tokens", "3"]
-    lengths = []
-    for text in ("Hello.", "Hello.\n", "Hello.\n\n"):
+    trace, prompts = tmp_path / "t.jsonl", []
+    command = ["generate", "-", "--model", model, "--max-new-tokens", "3", "--trace", trace]
+    for text in ("Hello.", "\ufeffHello.\n", "Hello.\n\n"):
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
-        lengths.append(run(capsys, *command)["report"]["prompt_tokens"])
-    assert lengths == [6, 6, 7]
+        output_of(capsys, *command)
+        prompts.append(read_trace(trace).extra["prompt"])
+    assert prompts == ["Hello.", "Hello.", "Hello.\n"]
 
 
 def test_interrupts_during_the_import_and_their_handling_end_with_130(

@@ -34,7 +34,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 
 def test_turns_and_commands(model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    typed(monkeypatch, "Hello.", "", "And then?", "/what", "/clear", "/exit", "x")
+    typed(monkeypatch, "\ufeff/help", "Hello.", "", "And then?", "/what", "/clear", "/exit", "x")
     out, err = output_of(capsys, "chat", "--model", model, "--max-new-tokens", "12")
     assert len(out.rstrip("\n").split("\n")) == 2, "two answers, each on its line"
     assert "no command /what" in err and "a new conversation" in err

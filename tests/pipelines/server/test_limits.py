@@ -187,7 +187,7 @@ def test_keys_of_a_file_change_without_a_restart(instance: Engine, tmp_path: Pat
             path.write_text(text)
         with pytest.raises(InputError, match="key"):
             ServerSettings(keys=[f"@{path}"])
-    path.write_text("alpha\r\n\n beta\n")
+    path.write_text("alpha\r\n\n beta\n", "utf-8-sig")
     with served(instance, ServerSettings(keys=[f"@{path}"])) as (client, _):
         ask = partial(status_of, client)
         assert [ask(key) for key in ("alpha", "beta", f"@{path}")] == [200, 200, 401]
