@@ -1,6 +1,5 @@
 """Requests: one text to generate each, with all options checked before anything runs."""
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -412,10 +411,11 @@ def _check_sampling(sampling: Sampling, highest: int, size: int, ends: frozenset
 
 
 def _biases(name: str, biases: object) -> Mapping[object, float]:
-    """Return biases, which must be finite numbers or -inf; infinity would make nan of the rest."""
+    """Return biases, none of them near infinity in float32, which would make nan of the rest."""
     if not isinstance(biases, Mapping | None):
         raise SamplingError(f"{name} is {biases!r}; expected a mapping to numbers, or None")
     for value in (biases or {}).values():
-        if not isinstance(value, Real) or not value < math.inf:
-            raise SamplingError(f"{name} has the bias {value!r}; expected a number, or -inf")
+        if not isinstance(value, Real) or not value < 1e30:
+            expected = "a number below 1e30, or -inf"
+            raise SamplingError(f"{name} has the bias {value!r}; expected {expected}")
     return biases or {}
