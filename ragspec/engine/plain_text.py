@@ -91,7 +91,7 @@ def render_chat(tokenizer: Tokenizer, turns: Sequence[Message], /, **options: ob
     """
     last = turns[-1]
     open_turn = last["role"] == "assistant" and not last.get("tool_calls")
-    if open_turn and not last.get("content"):
+    if open_turn and not (last.get("content") or "").strip():  # a template may trim it
         turns, open_turn = turns[:-1], False
     form = {"add_generation_prompt": not open_turn, "continue_final_message": open_turn}
     try:

@@ -63,9 +63,9 @@ def test_chat_messages_and_batches_of_them() -> None:
     assert encoded([CHAT, "xy"], chat=True) == ([expected, [88, 89]], False)
 
 
-@pytest.mark.parametrize("text", ["The Rh", "The Rh ", " a\n", ""])
+@pytest.mark.parametrize("text", ["The Rh", "The Rh ", " a\n", "", "\n "])
 def test_a_chat_continues_the_last_turn_of_the_assistant(text: str) -> None:
-    expected = tiny.tokenizer()(f"<user> hi\n<assistant> {text}")["input_ids"]
+    expected = tiny.tokenizer()(f"<user> hi\n<assistant> {text * bool(text.strip())}")["input_ids"]
     assert encoded([*CHAT, {"role": "assistant", "content": text}], chat=True)[0] == [expected]
 
 
