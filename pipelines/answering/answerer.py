@@ -7,7 +7,7 @@ passages that are searched again (`IterativeRag`), or the turns before (`Convers
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -211,13 +211,13 @@ class Answerer(ABC):
     def _generate(self, prompt: Prompt, question: Question) -> Generation:
         """Generate the text after a prompt; an interrupt of a stream returns the text so far."""
         ids, sampling, stream = list(prompt.token_ids), question.sampling, question.stream
-        options = self._options(prompt, question.options)
+        options = self.options_over(prompt, question.options)
         if stream is not None:
             return drain(self.engine.stream(ids, sampling, **options), stream)
         return cast(Generation, self.engine.generate(ids, sampling, **options))
 
-    def _options(self, prompt: Prompt, options: dict[str, Any], first: int = 0) -> dict[str, Any]:
-        """Return the options over a prompt whose passages are numbered from `first` on."""
+    def options_over(self, prompt: Prompt, options: Mapping[str, Any], first: int = 0) -> Any:
+        """Return the engine's options over a prompt whose passages are numbered from `first` on."""
         return {
             "stop": self.template.stop,
             "stopping_criteria": [EndRepetition(len(prompt.token_ids))],

@@ -160,7 +160,7 @@ class IterativeRag(Answerer):
         writer = PassageWriter(
             self.engine.without_callbacks(),
             prompt_of,
-            lambda prompt, number: self._options(prompt, options, number),
+            lambda prompt, number: self.options_over(prompt, options, number),
             question.sampling,
             settings.stride,
             settings.rounds,

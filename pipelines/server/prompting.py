@@ -75,13 +75,13 @@ def read_chat(body: schema.ChatRequest, documents: DocQA) -> list[EngineRequest]
         engine.prepare([0], sampling, options)
         return [EngineRequest((), sampling, options, search=result, unasked=unasked)]
     if hits and not is_chat(engine.tokenizer):
-        options.setdefault("stop", documents.template.stop)
         prompt = documents.prompt_over(question, hits, max(new or 0, 0))
     else:
         prompt = _conversation(body, turns, hits, documents)
     if not prompt.token_ids:
         raise InputError("messages: expected some text, got none.")
-    options |= {"spans": prompt.spans, "texts": prompt.layout}
+    parts: Options = {"spans": prompt.spans, "texts": prompt.layout}
+    options |= documents.options_over(prompt, options) if hits else parts
     source = "documents" if body.documents else "messages"
     _limit(options, len(prompt.token_ids), new, engine, source)
     answer = partial(documents.answer_of, Question(question, result), prompt) if hits else None
