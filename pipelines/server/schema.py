@@ -28,12 +28,12 @@ REFUSED = MappingProxyType(
             *("guided_grammar", "structured_outputs", "json_schema", "grammar", "suffix", "mask"),
             *("audio", "web_search_options", "use_beam_search", "bad_words", "allowed_token_ids"),
             *("prompt_logprobs", "logits_processors", "include_stop_str_in_output", "top_logprobs"),
-            *("continue_final_message", "chat_template", "truncate_prompt_tokens", "echo", "image"),
+            *("regex", "chat_template", "truncate_prompt_tokens", "echo", "image"),
             *("instructions", "system", "template", "images", "negative_prompt", "lora_path"),
             *("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "watermark"),
             *("penalty_alpha", "eta_cutoff", "epsilon_cutoff", "no_repeat_ngram_size", "top_a"),
             *("min_length", "max_length", "max_output_tokens", "stop_sequences", "stop_strings"),
-            *("stop_regex", "regex", "structural_tag", "suppress_tokens", "custom_token_bans"),
+            *("stop_regex", "structural_tag", "suppress_tokens", "custom_token_bans"),
             *("conversation", "messages", "documents", "tokenize", "padding", "truncation", "ebnf"),
             *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
             *("rule", "drafter", "budget", "codes", "guidance_interval", "class_labels", "steps"),
@@ -54,7 +54,8 @@ REFUSED = MappingProxyType(
     | {"quality": (None, "auto", "standard"), "input_fidelity": (None, "low")}
     | dict.fromkeys(("typical_p", "typical", "tfs_z", "tfs"), (None, 1))
     | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
-    | dict.fromkeys(("do_sample", "skip_special_tokens", "add_generation_prompt"), (None, True))
+    | dict.fromkeys(("do_sample", "skip_special_tokens"), (None, True))
+    | dict.fromkeys(("continue_final_message", "add_generation_prompt"), (None,))  # see `_neutral`
     | {"eos_token_id": (None,), "forced_eos_token_id": (None,), "modalities": (*NOTHING, ["text"])}
     | {"top_n_sigma": (*NOTHING, -1), "detokenize": (None, True), "output_format": (None, "png")}
     | {"response_format": (None, {"type": "text"}), "background": (None, "auto", "opaque")}
@@ -233,13 +234,24 @@ class StoreRequest(BaseModel):
     path: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
+def _neutral(body: Body) -> dict[str, tuple[Any, ...]]:
+    """Return the REFUSED; a last message of the assistant, unless blank, is always continued."""
+    last = body.messages[-1] if isinstance(body, ChatRequest) else None
+    goes_on = last is not None and last.role == "assistant" and bool(text_of(last.content).strip())
+    return {
+        **REFUSED,
+        "continue_final_message": (None, goes_on),
+        "add_generation_prompt": (None, not goes_on),
+    }
+
+
 def ignored_fields(body: Body) -> dict[str, str]:
     """Return a header naming ignored fields; raise ApiError for one that matters or is misspelt."""
-    names: dict[str, None] = {}
+    names, neutral = dict[str, None](), _neutral(body)
     for path, value, known in _unknown_fields(body, ""):
         name = path.rpartition(".")[2]
         plain = quote(".".join(each for each in path.split(".") if not each.isdecimal())) or "''"
-        if plain in names or value is None or value in REFUSED.get(name, ()):
+        if plain in names or value is None or value in neutral.get(name, ()):
             continue
         if len(names) == MOST_IGNORED or len(plain) > LONGEST_NAME:
             raise ApiError(400, f"expected at most {MOST_IGNORED} further fields, of short names.")

@@ -119,7 +119,7 @@ def test_options_are_checked(options: dict[str, Any], match: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        *(({"logit_bias": {3: v}}, f"has the bias {v!r}") for v in (math.nan, math.inf, 10**39, "1")),
+        *(({"logit_bias": {3: v}}, f"the bias {v!r}") for v in (math.nan, math.inf, 10**39, "1")),
         ({"logit_bias": {"3": 1.0}}, "logit_bias has the token id '3'"),
         ({"logit_bias": {50: 1.0}}, "logit_bias"),
         ({"logit_bias": [3]}, r"logit_bias is \[3\]; expected a mapping"),
