@@ -16,7 +16,8 @@ from ragspec.pipelines.answering.answer import Answer
 from ragspec.registry import expect_known
 from ragspec.reports.generation import Generation
 from ragspec.reports.report import joined
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.decoding import decoder_of
+from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.text_output import PlacedToken
 from ragspec.types import Tokenizer
 
@@ -107,6 +108,7 @@ class OpenAIReply:
 
     def __init__(self, chat: bool, model: str, tokenizer: Tokenizer) -> None:
         self.chat, self.model, self.tokenizer = chat, model, tokenizer
+        self._decoder = decoder_of(tokenizer)
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
 
@@ -160,19 +162,28 @@ class OpenAIReply:
         # The first token of an echoed prompt has no probability.
         known = [None if math.isnan(each.logprob) else each for each in scored]
         return {
-            "tokens": [self._decode(each.token) for each in scored],
+            "tokens": [self._name(each.token) for each in scored],
             "token_logprobs": [each and each.logprob for each in known],
-            "top_logprobs": [each and {self._decode(t): p for t, p in each.top} for each in known],
+            "top_logprobs": [each and self._top(each) for each in known],
             "text_offset": [each.start for each in placed],
         }
 
-    def _decode(self, token: int) -> str:
-        return str(self.tokenizer.decode([token], skip_special_tokens=True))
+    def _top(self, scored: TokenLogprob) -> dict[str, float]:
+        """Return the log-probabilities of a token and its alternatives, the first of each name."""
+        top = {self._name(scored.token): scored.logprob}
+        for token, logprob in scored.top:
+            top.setdefault(self._name(token), logprob)
+        return top
+
+    def _name(self, token: int) -> str:
+        """Return the text of a token, or as OpenAI does the bytes of a part of a character."""
+        text, raw = self._decoder.piece(token), self._decoder.piece_bytes(token)
+        return f"bytes:{repr(raw)[2:-1]}" if raw and raw != text.encode() else text
 
     def _scored(self, token: int, logprob: float, part: str | None = None) -> dict[str, object]:
-        text = self._decode(token)
-        characters = list((text if part is None else part).encode())
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": characters}
+        raw = self._decoder.piece_bytes(token) if part is None else part.encode()
+        data = None if raw is None else list(raw)
+        return {"token": self._name(token), "logprob": max(logprob, -9999.0), "bytes": data}
 
 
 def finish_reason(generation: Generation) -> str:

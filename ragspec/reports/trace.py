@@ -5,9 +5,8 @@ its header those of the drafted ones and the names of the documents. It is writt
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -67,13 +66,6 @@ def step_texts(generation: Generation, tokenizer: Decodes) -> tuple[tuple[str, .
     return tuple(tuple(texts[first:last]) for first, last in pairwise(ends))
 
 
-def piece_text(token: int, decode: Callable[[list[int]], str]) -> str:
-    """Return a token's text inside a longer one: some tokenizers drop a space at the beginning."""
-    alone = decode([token])
-    twice = decode([token, token])
-    return (twice.removeprefix(alone) if twice.startswith(alone) else "") or alone
-
-
 def write_trace(
     path: Path | str,
     generation: Generation,
@@ -91,9 +83,9 @@ def write_trace(
     """
     mark: dict[str, object] = {"format": FORMAT, "version": VERSION}  # first in every trace
     header = mark | dict(extra or {}) | mark | {"model": model, "documents": list(documents)}
-    decode = partial(decoder_of(tokenizer).decode, skip=True)
+    decoder = decoder_of(tokenizer)
     drafted = {token for step in generation.steps for token in step.tree.tokens.tolist()}
-    header["vocabulary"] = {token: piece_text(token, decode) for token in sorted(drafted)}
+    header["vocabulary"] = {token: decoder.piece(token, skip=True) for token in sorted(drafted)}
     first = generation.steps[0].milliseconds if generation.steps else {}
     # A first step may itself be the prefill.
     clock = 0.0 if "prefill" in first else generation.report.milliseconds.get("prefill", 0.0)

@@ -13,6 +13,11 @@ Decodes: TypeAlias = "Tokenizer | Callable[[list[int]], str]"
 _CONTEXT, _LONGEST = 6, 14  # tokens before new ones that are decoded with them
 # The end of a text whose spaces `clean_up_tokenization` may remove when more follows.
 _UNDECIDED = re.compile(r" [ ']*(?:n[ ']*|[vr])?$")
+# The bytes of the characters by which byte-level tokenizers name them: first the visible ones.
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _VISIBLE]
+_BYTES = {chr(byte): byte for byte in _VISIBLE}
+_BYTES |= {chr(256 + number): byte for number, byte in enumerate(_OTHERS)}
 
 
 class Decoder:
@@ -38,6 +43,7 @@ class Decoder:
         self._decode: Callable[..., Any] = getattr(tokenizer, "decode", tokenizer)
         self._options: dict[str, Any] = {}
         self._skips = hasattr(tokenizer, "decode")
+        self._name_of: Callable[[int], Any] = str
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             return
         self.size, special = len(tokenizer), special_tokens(tokenizer)
@@ -48,6 +54,7 @@ class Decoder:
         # Decoders are kept by tokenizer, so none may keep its tokenizer.
         kind, weak = type(tokenizer), proxy(tokenizer)
         self._decode = partial(kind.decode, weak)
+        self._name_of = partial(kind.convert_ids_to_tokens, weak)
         custom = kind.decode is not PreTrainedTokenizerBase.decode
         if tokenizer.is_fast:
             custom = custom or kind._decode is not PreTrainedTokenizerFast._decode
@@ -64,6 +71,26 @@ class Decoder:
             self._options = {"clean_up_tokenization_spaces": False}
         if cleans:
             self.clean = partial(kind.clean_up_tokenization, weak)
+
+    def piece(self, token: int, *, skip: bool = False) -> str:
+        """Return a token's text inside a longer one: some tokenizers drop a space at its start."""
+        alone, twice = self.decode([token], skip), self.decode([token, token], skip)
+        return (twice.removeprefix(alone) if twice.startswith(alone) else "") or alone
+
+    def piece_bytes(self, token: int) -> bytes | None:
+        """Return the bytes of a token's text, which may be a part of a character.
+
+        None if the tokenizer does not show them: it has neither single bytes nor a name of bytes.
+        """
+        text = self.piece(token)
+        if _REPLACEMENT not in text:
+            return text.encode()
+        name = str(self._name_of(token))
+        if token in self.byte_ids:
+            return bytes([int(name[3:5], 16)])
+        values = [_BYTES.get(character, -1) for character in name]
+        raw = bytes(values) if min(values, default=-1) >= 0 else b""
+        return raw if raw.decode(errors="replace") == text else None
 
     def decode(self, tokens: list[int], skip: bool) -> str:
         """Return the text of tokens, before spaces are removed; `skip` leaves special ones out."""

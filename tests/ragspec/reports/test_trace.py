@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from ragspec.errors import InputError
 from ragspec.reports.generation import Generation, report_of
-from ragspec.reports.trace import piece_text, read_trace, step_texts, write_trace
+from ragspec.reports.trace import read_trace, step_texts, write_trace
 from ragspec.rules.base import Step
+from ragspec.sampling.decoding import decoder_of
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 
@@ -89,9 +90,10 @@ def test_a_piece_keeps_the_space_that_a_tokenizer_drops_at_the_beginning() -> No
     def drops(tokens: list[int]) -> str:
         return "".join(words[token] for token in tokens).removeprefix(" ")
 
-    assert [piece_text(token, drops) for token in words] == [" the", "y", "", " a"]
-    assert piece_text(7, lambda tokens: "".join(map(str, tokens))) == "7"
-    assert piece_text(7, lambda tokens: "seven" if len(tokens) == 1 else "twice") == "seven"
+    assert list(map(decoder_of(drops).piece, words)) == [" the", "y", "", " a"]
+    assert decoder_of(lambda tokens: "".join(map(str, tokens))).piece(7) == "7"
+    assert decoder_of(lambda tokens: "seven" if len(tokens) == 1 else "twice").piece(7) == "seven"
+    assert decoder_of(lambda tokens: "\ufffd").piece_bytes(7) is None
 
 
 def test_a_file_cut_anywhere_is_refused(path: Path) -> None:

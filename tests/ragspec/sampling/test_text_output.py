@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from ragspec.sampling.decoding import decoder_of
 from ragspec.sampling.text_output import TextOutput
 from tests.support import tiny
 
@@ -68,6 +69,15 @@ def encode(text: str, kind: str = "byte-level") -> list[int]:
 def ids(kind: str) -> st.SearchStrategy[list[int]]:
     """Return any tokens of a tokenizer, special ones and broken characters among them."""
     return st.lists(st.integers(0, len(tokenizer(kind)) - 1), max_size=16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_a_token_are_those_of_its_text(kind: str) -> None:
+    decoder = decoder_of(tokenizer(kind))
+    for token in range(len(tokenizer(kind))):
+        raw = decoder.piece_bytes(token)
+        assert raw is not None and raw.decode(errors="replace") == decoder.piece(token)
+        assert kind != "byte-fallback" or token >= 256 or raw == bytes([token])
 
 
 def parts(tokens: list[int], sizes: list[int]) -> list[list[int]]:
