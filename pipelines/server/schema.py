@@ -20,6 +20,7 @@ MOST_STOPS, MOST_SAMPLES, MOST_PROMPTS, MOST_DOCS = 16, 16, 64, 256
 MOST_IGNORED, LONGEST_NAME = 32, 100
 LONGEST = 1 << 20  # characters of a text, or tokens of a list
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+CONTINUES, ANSWERS = "continue_final_message", "add_generation_prompt"
 # Fields that would change the result, each with the values that ask for nothing.
 REFUSED = MappingProxyType(
     dict.fromkeys(
@@ -55,7 +56,7 @@ REFUSED = MappingProxyType(
     | dict.fromkeys(("typical_p", "typical", "tfs_z", "tfs"), (None, 1))
     | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
     | dict.fromkeys(("do_sample", "skip_special_tokens"), (None, True))
-    | dict.fromkeys(("continue_final_message", "add_generation_prompt"), (None,))  # see `_neutral`
+    | dict.fromkeys((CONTINUES, ANSWERS), (None,))  # see `_neutral`
     | {"eos_token_id": (None,), "forced_eos_token_id": (None,), "modalities": (*NOTHING, ["text"])}
     | {"top_n_sigma": (*NOTHING, -1), "detokenize": (None, True), "output_format": (None, "png")}
     | {"response_format": (None, {"type": "text"}), "background": (None, "auto", "opaque")}
@@ -238,11 +239,7 @@ def _neutral(body: Body) -> dict[str, tuple[Any, ...]]:
     """Return the REFUSED; a last message of the assistant, unless blank, is always continued."""
     last = body.messages[-1] if isinstance(body, ChatRequest) else None
     goes_on = last is not None and last.role == "assistant" and bool(text_of(last.content).strip())
-    return {
-        **REFUSED,
-        "continue_final_message": (None, goes_on),
-        "add_generation_prompt": (None, not goes_on),
-    }
+    return REFUSED | {CONTINUES: (None, goes_on), ANSWERS: (None, not goes_on)}
 
 
 def ignored_fields(body: Body) -> dict[str, str]:

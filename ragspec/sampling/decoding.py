@@ -78,10 +78,7 @@ class Decoder:
         return (twice.removeprefix(alone) if twice.startswith(alone) else "") or alone
 
     def piece_bytes(self, token: int) -> bytes | None:
-        """Return the bytes of a token's text, which may be a part of a character.
-
-        None if the tokenizer does not show them: it has neither single bytes nor a name of bytes.
-        """
+        """Return the bytes of a token's text, also of a part of a character; None if unknown."""
         text = self.piece(token)
         if _REPLACEMENT not in text:
             return text.encode()

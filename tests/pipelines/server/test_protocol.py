@@ -8,9 +8,9 @@ import httpx
 import pytest
 import torch
 from openai import OpenAI
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ragspec import Engine, Sampling
+from ragspec.sampling.decoding import decoder_of
 from tests.pipelines.server.test_refusals import CHAT, TEXT, USER
 from tests.support import tiny
 from tests.support.served import events, parts_of, post, text_of
@@ -66,16 +66,6 @@ def test_bytes_of_tokens_join_to_the_text(client: httpx.Client, stream: bool) ->
     assert incomplete > 0
 
 
-def name_of(instance: Engine, token: int) -> str:
-    """Return the text of a byte-level token, or the bytes of a part of a character."""
-    values = {character: byte for byte, character in bytes_to_unicode().items()}
-    raw = bytes(map(values.__getitem__, instance.tokenizer.convert_ids_to_tokens(token)))
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return f"bytes:{repr(raw)[2:-1]}"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_logprobs_cover_the_text_up_to_a_stop_with_the_offset_of_each_token(
@@ -86,6 +76,7 @@ def test_logprobs_cover_the_text_up_to_a_stop_with_the_offset_of_each_token(
     plain = instance.with_drafter(None)
     free = plain.generate("A draft", sampling, **options)
     decode = partial(instance.tokenizer.decode, skip_special_tokens=True)
+    decoder = decoder_of(instance.tokenizer)
     starts = [len(decode(free.tokens[:at]).rstrip("\ufffd")) for at in range(24)] + [len(free.text)]
     for stop in ("never written", free.text[9:11], free.text[12:15]):
         text, cut = free.text.partition(stop)[:2]
@@ -104,10 +95,13 @@ def test_logprobs_cover_the_text_up_to_a_stop_with_the_offset_of_each_token(
                 ended = [end for end in starts[1:] if end <= len(streamed)]
                 least = sum(end < len(streamed) for end in ended)
                 assert least <= len(logprobs["tokens"]) <= len(ended)
-        assert logprobs["tokens"] == [name_of(instance, token) for token in free.tokens[:count]]
-        chosen = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
-        for (name, logprob), top in zip(chosen, logprobs["top_logprobs"], strict=True):
-            assert top[name] == logprob and 1 <= len(top) <= 2
+        pieces = [
+            (decoder.piece(token), decoder.piece_bytes(token)) for token in free.tokens[:count]
+        ]
+        names = [f"bytes:{repr(b)[2:-1]}" if "\ufffd" in text else text for text, b in pieces]
+        assert logprobs["tokens"] == names
+        values = zip(logprobs["top_logprobs"], names, logprobs["token_logprobs"], strict=True)
+        assert all(top[name] == logprob and len(top) <= 2 for top, name, logprob in values)
         assert logprobs["text_offset"] == starts[:count]
         assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == count
         used = plain.generate("A draft", sampling, **options, stop=stop)

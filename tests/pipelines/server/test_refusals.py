@@ -11,12 +11,6 @@ USER = {"role": "user", "content": "Hi"}
 CHAT: dict[str, Any] = {"model": NAME, "messages": [USER], "temperature": 0, "max_tokens": 8}
 TEXT: dict[str, Any] = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 8}
 KWARGS = "chat_template_kwargs"
-# A last message, and a field that says the opposite of what happens to it.
-FORMS: list[tuple[dict[str, Any], str, bool]] = [
-    ({"messages": [USER, {"role": "assistant", "content": text}]}, name, ends)
-    for text, answers in (("A draft", False), ("\n", True))
-    for name, ends in (("add_generation_prompt", not answers), ("continue_final_message", answers))
-]
 PREDICTED = {"type": "content", "content": "a"}
 
 
@@ -58,8 +52,6 @@ PREDICTED = {"type": "content", "content": "a"}
         ({"documents": ["x", 7]}, "documents.1"),
         ({"documents": [{"title": "x"}]}, "documents.0.text"),
         ({"messages": [USER], "echo": True}, "echo"),
-        *[({**turns, name: ends}, name) for turns, name, ends in FORMS],
-        *[({**turns, KWARGS: {name: ends}}, f"{KWARGS}.{name}") for turns, name, ends in FORMS],
         *[({KWARGS: {n: [7]}}, f"{KWARGS}.{n}") for n in ("chat_template", "messages", "tokenize")],
     ],
 )
@@ -113,12 +105,18 @@ def test_errors_name_the_cause(
     assert word in f"{error['message']} {error['param']} {error['code']}"
 
 
-@pytest.mark.parametrize(("turns", "name", "ends"), FORMS)
+@pytest.mark.parametrize(("text", "goes_on"), [("A draft", True), ("\n", False)])
 def test_fields_may_say_whether_the_last_message_is_continued(
-    client: httpx.Client, turns: dict[str, Any], name: str, ends: bool
+    client: httpx.Client, text: str, goes_on: bool
 ) -> None:
-    for more in ({name: not ends}, {KWARGS: {name: not ends}}):
-        assert post(client, CHAT | turns | more).status_code == 200
+    turns = {**CHAT, "messages": [USER, {"role": "assistant", "content": text}]}
+    for name, value in (
+        ("continue_final_message", goes_on),
+        ("add_generation_prompt", not goes_on),
+    ):
+        for fields, status in (({name: value}, 200), ({name: not value}, 400)):
+            for result in (post(client, turns | each) for each in (fields, {KWARGS: fields})):
+                assert (result.status_code, name in result.text) == (status, status == 400)
 
 
 def test_a_chat_without_text_and_template_is_refused() -> None:
