@@ -95,9 +95,7 @@ def test_logprobs_cover_the_text_up_to_a_stop_with_the_offset_of_each_token(
                 ended = [end for end in starts[1:] if end <= len(streamed)]
                 least = sum(end < len(streamed) for end in ended)
                 assert least <= len(logprobs["tokens"]) <= len(ended)
-        pieces = [
-            (decoder.piece(token), decoder.piece_bytes(token)) for token in free.tokens[:count]
-        ]
+        pieces = [(decoder.piece(t), decoder.piece_bytes(t)) for t in free.tokens[:count]]
         names = [f"bytes:{repr(b)[2:-1]}" if "\ufffd" in text else text for text, b in pieces]
         assert logprobs["tokens"] == names
         values = zip(logprobs["top_logprobs"], names, logprobs["token_logprobs"], strict=True)

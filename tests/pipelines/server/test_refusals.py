@@ -106,14 +106,10 @@ def test_errors_name_the_cause(
 
 
 @pytest.mark.parametrize(("text", "goes_on"), [("A draft", True), ("\n", False)])
-def test_fields_may_say_whether_the_last_message_is_continued(
-    client: httpx.Client, text: str, goes_on: bool
-) -> None:
+def test_fields_may_say_what_follows(client: httpx.Client, text: str, goes_on: bool) -> None:
     turns = {**CHAT, "messages": [USER, {"role": "assistant", "content": text}]}
-    for name, value in (
-        ("continue_final_message", goes_on),
-        ("add_generation_prompt", not goes_on),
-    ):
+    values = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on}
+    for name, value in values.items():
         for fields, status in (({name: value}, 200), ({name: not value}, 400)):
             for result in (post(client, turns | each) for each in (fields, {KWARGS: fields})):
                 assert (result.status_code, name in result.text) == (status, status == 400)

@@ -15,7 +15,6 @@ from ragspec.pipelines.answering.template import PromptTemplate
 from ragspec.pipelines.server.serving import Serving
 from ragspec.retrievers import Document, PassageIndex
 from ragspec.retrievers.search import sentences
-from ragspec.sampling.stopping import LEAST
 from tests.support.served import NAME, events, parts_of, post, served, text_of
 
 PROMPT = "A draft model proposes several tokens and the target"
@@ -151,8 +150,8 @@ def test_documents_of_the_server_are_searched(instance: Engine) -> None:
         message = result["choices"][0]["message"]
         assert message["sentences"][0]["text"] == passage
         assert message["support"] == "unsupported"
-        loop = chat(client, request, logit_bias={"7": 99.0}, max_tokens=50).json()
-        assert loop["usage"]["completion_tokens"] == LEAST, "it repeats itself"
+        loop = chat(client, request, logit_bias={"7": 99.0}).json()
+        assert loop["usage"]["completion_tokens"] == 24, "it repeats itself"
         stream = chat(client, "Are verified tokens the same?", stream=True, max_tokens=2).text
         assert stream.partition("\n")[0].count(passage) == stream.count(passage) == 1, "known first"
         first = {"role": "system", "content": "Be brief."}
