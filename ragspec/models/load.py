@@ -12,6 +12,7 @@ from ragspec.errors import ModelError, UnsupportedModelError
 from ragspec.models import checks
 from ragspec.models.device import out_of_memory, pick_device, pick_dtype
 from ragspec.models.gguf import converted_folder, discard, keep_converted
+from ragspec.models.gguf_metadata import complete_tokenizer
 from ragspec.models.quantized import SMALL, expect_package, quantized
 from ragspec.models.resolve import ModelOrigin, ResolvedModel, resolve_model
 from ragspec.models.supported import check_config
@@ -243,7 +244,12 @@ def read_tokenizer(where: str, folder: Path, files: Mapping[str, object]) -> Tok
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, **files)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **files)
+        if "gguf_file" in files:
+            complete_tokenizer(tokenizer, folder / str(files["gguf_file"]))
+        return tokenizer
+    except UnsupportedModelError:
+        raise
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         if any((folder / file).exists() for file in checks.TOKENIZERS) or "gguf_file" in files:
             raise ModelError(

@@ -188,7 +188,10 @@ def _places(name: str, is_path: bool, offline: bool) -> Iterator[_Place]:
         return
     fetched, note = None, f"no such name (known: {', '.join(sorted(PUBLISHED))})"
     if name in PUBLISHED:
+        from ragspec.models.gguf_metadata import renew
+
         fetched, note = fetched_folder(name), f"not here yet (ragspec models get {name})"
+        renew(fetched)
     yield ModelOrigin.FETCHED, fetched, note
     yield ModelOrigin.CACHE, *_snapshot(name, local=True)
     yield _from_hub(name, offline)

