@@ -1,15 +1,21 @@
-"""What a GGUF file says about its tokenizer and transformers does not read."""
+"""What a GGUF file says of its tokenizer and ends of texts and transformers does not read."""
 
 import contextlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.gguf import VERSION, part_folder
 from ragspec.types import Tokenizer
 
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+GENERATION = "generation_config.json"
 # What cuts a text into words, by its name in llama.cpp.
 GPT2 = frozenset(
     {"", "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "exaone4"}
@@ -17,6 +23,8 @@ GPT2 = frozenset(
 DIGITS = frozenset(
     {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 )
+ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"})
+ENDS |= {"<|endoftext|>", "<|end_of_text|>"}
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,12 +35,20 @@ PATTERNS = MappingProxyType({"stablelm2": (_QWEN2,), "bloom": (_BLOOM,), "deepse
 
 
 def read_values(file: Path) -> dict[str, Any]:
-    """Return the single values of a GGUF file, by name without the first part."""
-    from gguf import GGUFReader, GGUFValueType
+    """Return the values of a GGUF file, by name without the first part; lengths for texts."""
+    from transformers.integrations.gguf import read_gguf_metadata
 
-    fields = GGUFReader(file).fields.items()
-    single = {name: each for name, each in fields if each.types[0] is not GGUFValueType.ARRAY}
-    return {name.partition(".")[2]: each.contents() for name, each in single.items()}
+    values, _ = read_gguf_metadata(str(file))
+    return {name.partition(".")[2]: value for name, value in values.items()}
+
+
+def ends_of(known: object, backend: Any, values: Mapping[str, Any]) -> list[int]:
+    """Return the tokens that end a text: known ones, those that a GGUF file says or names so."""
+    stated = {values.get(f"ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")}
+    special = {each.content for each in backend.get_added_tokens_decoder().values() if each.special}
+    parts = {"<|end|>"} if "<|return|>" in special else set()  # it ends a part of an answer there
+    named = {backend.model.token_to_id(name) for name in ENDS & special - parts}  # None if not here
+    return sorted({*stated, *named, *(known if isinstance(known, list) else [known])} - {None})
 
 
 def complete_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
@@ -54,7 +70,7 @@ def complete_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
         backend.pre_tokenizer = cut
 
 
-def splitter(kind: str) -> object:
+def splitter(kind: str) -> "PreTokenizer | None":
     """Return what cuts a text into words for a kind of tokenizer; None if it is unknown."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, Split
@@ -72,14 +88,19 @@ def splitter(kind: str) -> object:
 
 
 def renew(folder: Path) -> None:
-    """Correct the tokenizer of SmolLM2 in a folder that an earlier version fetched."""
+    """Correct tokenizer and end tokens of SmolLM2 in a folder that an earlier version fetched."""
     from tokenizers import Tokenizer as Backend
 
     mark = folder / f"version-{VERSION}"
     if folder.is_dir() and not mark.exists():
         with contextlib.suppress(Exception), part_folder(folder.parent) as part:  # loading reports
-            backend = Backend.from_file(str(folder / "tokenizer.json"))
+            new, config = (Path(part) / name for name in ("tokenizer.json", GENERATION))
+            backend = Backend.from_file(str(folder / new.name))
             backend.pre_tokenizer = splitter("smollm")
-            backend.save(str(new := Path(part) / "tokenizer.json"))
-            os.replace(new, folder / new.name)
+            backend.save(str(new))
+            settings = json.loads((folder / config.name).read_text(encoding="utf-8"))
+            ends = ends_of(settings["eos_token_id"], backend, {})
+            config.write_text(json.dumps({**settings, "eos_token_id": ends}), encoding="utf-8")
+            for path in (new, config):
+                os.replace(path, folder / path.name)
             mark.touch()

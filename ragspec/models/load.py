@@ -12,7 +12,7 @@ from ragspec.errors import ModelError, UnsupportedModelError
 from ragspec.models import checks
 from ragspec.models.device import out_of_memory, pick_device, pick_dtype
 from ragspec.models.gguf import converted_folder, discard, keep_converted
-from ragspec.models.gguf_metadata import complete_tokenizer
+from ragspec.models.gguf_metadata import complete_tokenizer, ends_of, read_values
 from ragspec.models.quantized import SMALL, expect_package, quantized
 from ragspec.models.resolve import ModelOrigin, ResolvedModel, resolve_model
 from ragspec.models.supported import check_config
@@ -236,7 +236,12 @@ def _read(
         ) from error
     if missing := ", ".join(sorted(info["missing_keys"])[:3]):  # they would be random ones
         raise ModelError(f"{where} but lacks the weights {missing}. Copy it again.")
-    return model, read_tokenizer(where, folder, files)
+    tokenizer = read_tokenizer(where, folder, files)
+    if "gguf_file" in files:
+        config, values = model.generation_config, read_values(folder / str(files["gguf_file"]))
+        ends = ends_of(config.eos_token_id, tokenizer.backend_tokenizer, values)
+        config.eos_token_id = ends or None
+    return model, tokenizer
 
 
 def read_tokenizer(where: str, folder: Path, files: Mapping[str, object]) -> Tokenizer:

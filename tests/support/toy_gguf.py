@@ -1,6 +1,7 @@
 """A toy GGUF file: the tiny Llama with a byte-level tokenizer, in the layout of real files."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from gguf.quants import quantize
 
 from tests.support import tiny
 
-LETTERS = [chr(code) for code in range(33, 127)]
-TOKENS = [*LETTERS, "Ġ", "ab", "<eos>"]  # the space as GPT-2 writes it
+LETTERS = [chr(code) for code in range(33, 126)]
+TOKENS = [*LETTERS, "Ġ", "ab", "<|im_end|>", "<eos>"]  # the space as GPT-2 writes it
 NORMAL, CONTROL = 1, 3  # kinds of tokens
 TENSORS = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -32,7 +33,11 @@ IN_BLOCK = {
 
 
 def write_gguf(
-    path: Path, architecture: str = "llama", rope: dict[str, Any] | None = None, pre: str = "smollm"
+    path: Path,
+    architecture: str = "llama",
+    rope: dict[str, Any] | None = None,
+    pre: str = "smollm",
+    also: Callable[[GGUFWriter], object] = lambda writer: None,
 ) -> Any:
     """Write the file and return the model that it holds, with other rotary positions if given."""
     model = tiny.model("llama")
@@ -43,10 +48,11 @@ def write_gguf(
     writer = GGUFWriter(str(path), architecture)
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(TOKENS)
-    writer.add_token_types([NORMAL] * (len(TOKENS) - 1) + [CONTROL])
+    writer.add_token_types([NORMAL] * (len(TOKENS) - 2) + [CONTROL] * 2)
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(model.config.vocab_size - 1)
     writer.add_eos_token_id(model.config.vocab_size - 1)
+    also(writer)
     add_llama(writer, model)
     return model
 

@@ -103,10 +103,14 @@ def test_a_fetched_model_resolves_by_name_and_loads(
     assert (result.folder, result.origin) == (folder, resolving.ModelOrigin.FETCHED)
     model, tokenizer = load_model("toy", "cpu", "float32")
     assert words_of(tokenizer) == "x ĠĠ 1 2 ' 3"
+    assert model.generation_config.eos_token_id == [95, 96]
     tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(False)  # as earlier versions wrote it
     tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 96}')
     next(folder.glob("version-*")).unlink()
-    assert words_of(load_model("toy", "cpu", "float32")[1]) == "x ĠĠ 1 2 ' 3"
+    model, tokenizer = load_model("toy", "cpu", "float32")
+    assert words_of(tokenizer) == "x ĠĠ 1 2 ' 3"
+    assert model.generation_config.eos_token_id == [95, 96]
     assert tokenizer.decode(tokenizer.encode("ab ba", add_special_tokens=False)) == "ab ba"
     assert model(torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, model.config.vocab_size)
 
@@ -131,7 +135,7 @@ def test_a_text_is_cut_into_words_as_a_gguf_file_says(
 def test_a_gguf_file_loads_by_path_with_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = write_gguf(tmp_path / "own.gguf")
+    written = write_gguf(tmp_path / "own.gguf", also=lambda writer: writer.add_eot_token_id(5))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     ids, results = torch.tensor([[3, 4, 5, 6]]), []
@@ -139,6 +143,7 @@ def test_a_gguf_file_loads_by_path_with_its_weights(
     (tmp_path / "link" / "new.gguf").symlink_to(tmp_path / "own.gguf")
     for name in ("own.gguf", str(tmp_path / "own.gguf"), tmp_path / "link" / "new.gguf"):
         model, tokenizer = load_model(name, "cpu", "float32")
+        assert model.generation_config.eos_token_id == [5, 95, 96]
         assert torch.allclose(model(ids).logits, written(ids).logits, atol=1e-4)
         results.append((model(ids).logits, tokenizer.encode("ab ba")))
     assert all(torch.equal(each[0], results[0][0]) and each[1] == results[0][1] for each in results)
