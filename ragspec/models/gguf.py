@@ -17,7 +17,7 @@ from ragspec.storage.filesystem import cache_directory
 from ragspec.types import PreTrainedModel, Tokenizer
 
 RECORD = "gguf.json"
-VERSION = 6  # of conversions
+VERSION = 7  # of conversions
 SPARE = 2**30  # bytes of the disk that stay free
 
 

@@ -35,6 +35,8 @@ GPT2 = frozenset(
 DIGITS = frozenset(
     {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 )
+WITH_BEGIN = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"})
+WITH_BEGIN |= {"midm-2.0", "lfm2", "jina-v5-nano", "tekken"}
 ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"})
 ENDS |= {"<|endoftext|>", "<|end_of_text|>"}
 _QWEN2 = (
@@ -146,19 +148,27 @@ def ends_of(known: object, backend: Any, values: Mapping[str, Any]) -> list[int]
 
 
 def complete_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
-    """Let a tokenizer cut text into words as its GGUF file says.
+    """Let a tokenizer cut text into words and begin it as its GGUF file says.
 
     Raises:
         UnsupportedModelError: The file names an unknown kind.
     """
-    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers import decoders
+    from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 
     (values, _), backend = read_metadata(file), tokenizer.backend_tokenizer
+    kind = values.get("ggml.pre", "")
     if isinstance(backend.pre_tokenizer, ByteLevel):  # transformers does not know the kind
-        kind = values.get("ggml.pre", "")
         if (cut := splitter(kind)) is None:
             raise refusal(file, f"a tokenizer of the kind {kind!r}")
         backend.pre_tokenizer = cut
+    if kind in WITH_BEGIN:
+        backend.model.ignore_merges = True
+        tokenizer.add_bos_token = values.get("ggml.add_bos_token", tokenizer.bos_token is not None)
+    if isinstance(backend.pre_tokenizer, Metaspace) and not values.get("ggml.add_space_prefix", 1):
+        backend.pre_tokenizer = Metaspace(prepend_scheme="never", split=False)
+        parts = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
+        backend.decoder = decoders.Sequence([*parts])  # which strip no space
 
 
 def splitter(kind: str) -> "PreTokenizer | None":

@@ -140,10 +140,32 @@ def test_a_text_is_cut_into_words_as_a_gguf_file_says(
 ) -> None:
     write_gguf(tmp_path / "a.gguf", pre=pre)
     if expected:
-        assert words_of(load_tokenizer(str(tmp_path / "a.gguf"))) == expected
+        assert words_of(tokenizer := load_tokenizer(str(tmp_path / "a.gguf"))) == expected
+        begin = [96] if pre == "llama-bpe" else []
+        assert tokenizer("!").input_ids == [*begin, 0]
+        assert tokenizer.backend_tokenizer.model.ignore_merges == bool(begin)
         return
     with pytest.raises(UnsupportedModelError, match="a tokenizer of the kind 'nosuch'"):
         load_tokenizer(str(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize(("prefix", "expected"), [(True, ["▁a", "▁b"]), (False, ["a", "▁b"])])
+def test_a_space_precedes_a_text_unless_a_gguf_file_says_no(
+    prefix: bool, expected: list[str], tmp_path: Path
+) -> None:
+    writer = GGUFWriter(str(tmp_path / "a.gguf"), "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens := ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "▁b"])
+    writer.add_token_scores([float(-each) for each in range(len(tokens))])
+    writer.add_bos_token_id(1)
+    writer.add_add_space_prefix(prefix)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    tokenizer = load_tokenizer(str(tmp_path / "a.gguf"))
+    ids = tokenizer("a b").input_ids
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", *expected]
+    assert tokenizer.decode(ids[2:]) == ("b" if prefix else " b")
 
 
 def test_a_gguf_file_loads_by_path_with_its_weights(
