@@ -319,7 +319,9 @@ def test_a_damaged_gguf_file_and_a_foreign_architecture_are_refused(file: Path) 
         (folder / f"{size}.gguf").write_bytes(whole[:size])
     write_gguf(folder / "foreign.gguf", architecture="unheard-of")
     cuts = [(str(size), "GGUF") for size in (0, 4, 9, 30, 300)]
-    for name, said in (*cuts, ("cut", "GGUF"), ("text", "GGUF"), ("foreign", "unheard-of")):
+    (folder / f"{(part := 'a-00001-of-00002')}.gguf").write_bytes(whole)
+    cuts += [("cut", "GGUF"), ("text", "GGUF"), ("foreign", "unheard-of"), (part, "--merge")]
+    for name, said in cuts:
         with pytest.raises(ModelError, match=said):
             load_model(folder / f"{name}.gguf", "cpu", "float32")
 
