@@ -7,38 +7,29 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.gguf import VERSION, part_folder
 from ragspec.types import PreTrainedConfig, PreTrainedModel, Tokenizer
 
-if TYPE_CHECKING:
-    from tokenizers.pre_tokenizers import PreTokenizer
-
 GENERATION = "generation_config.json"
 ATTENTION = "scaling.attn_factor", "scaling.yarn_attn_factor", "scaling.yarn_ext_factor"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-BIASES = MappingProxyType(
-    {
-        "attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output"),
-        "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
-    }
-)
+BIASES = {
+    "attention_bias": "attn_q attn_k attn_v attn_output",
+    "mlp_bias": "ffn_gate ffn_up ffn_down",
+}
 BY_HIDDEN_SIZE = ("gemma2", 46), ("gemma3_text", 62)  # the others scale by the size of a head
 FREQUENCIES = "rope_freqs.weight"
 NO_WEIGHT = re.compile(r"rope_|v\.|mm\.|.*rot_embd")  # of positions or pictures
 # What cuts a text into words, by its name in llama.cpp.
-GPT2 = frozenset(
-    {"", "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "exaone4"}
-)
-DIGITS = frozenset(
-    {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
-)
-WITH_BEGIN = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"})
-WITH_BEGIN |= {"midm-2.0", "lfm2", "jina-v5-nano", "tekken"}
-ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"})
-ENDS |= {"<|endoftext|>", "<|end_of_text|>"}
+GPT2 = "", "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "exaone4"
+DIGITS = "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"
+WITH_BEGIN = "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "tekken"
+WITH_BEGIN += "midm-2.0", "lfm2", "jina-v5-nano"
+ENDS = "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"
+ENDS += "<|endoftext|>", "<|end_of_text|>"
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -72,7 +63,7 @@ def complete_config(config: PreTrainedConfig, file: Path) -> None:
     """
     (values, tensors), kind = read_metadata(file), config.model_type
     for flag, layers in BIASES.items():
-        if flag in vars(config) and tensors >= {f"blk.0.{layer}.bias" for layer in layers}:
+        if flag in vars(config) and tensors >= {f"blk.0.{layer}.bias" for layer in layers.split()}:
             setattr(config, flag, True)
     if kind == "phi3":
         config.sliding_window = values.get("attention.sliding_window") or None
@@ -115,7 +106,9 @@ def _set_scaling(config: PreTrainedConfig, file: Path) -> None:
             if not torch.allclose(plain / frequencies, divisors, 0.01):
                 unread.add(FREQUENCIES)
     if unread or kind not in ("none", "linear", "yarn", "llama3"):
-        raise refusal(file, f"{', '.join(unread) or f'the scaling {kind!r}'} for its positions")
+        raise refusal(
+            file, f"{', '.join(sorted(unread)) or f'the scaling {kind!r}'} for its positions"
+        )
     if kind in ("linear", "yarn"):
         rope.update({"rope_type": kind, "factor": factor})
     if kind == "yarn":
@@ -124,8 +117,8 @@ def _set_scaling(config: PreTrainedConfig, file: Path) -> None:
         rope.update({"original_max_position_embeddings": original, **betas})
 
 
-def check_tensors(model: PreTrainedModel, file: Path) -> None:
-    """Raise UnsupportedModelError if a GGUF file has weights that transformers left out."""
+def complete_model(model: PreTrainedModel, tokenizer: Tokenizer, file: Path) -> None:
+    """Set the ends of texts; raise UnsupportedModelError if transformers left weights out."""
     from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.integrations.gguf import is_gguf_arch_supported
 
@@ -136,6 +129,9 @@ def check_tensors(model: PreTrainedModel, file: Path) -> None:
         unread = [each for each in sorted(tensors - read.keys()) if not NO_WEIGHT.match(each)]
         if unread:
             raise refusal(file, f"{len(unread)} weights, such as {unread[0]}")
+    config = model.generation_config
+    ends = ends_of(config.eos_token_id, tokenizer.backend_tokenizer, values)
+    config.eos_token_id = ends or None
 
 
 def ends_of(known: object, backend: Any, values: Mapping[str, Any]) -> list[int]:
@@ -143,7 +139,9 @@ def ends_of(known: object, backend: Any, values: Mapping[str, Any]) -> list[int]
     stated = {values.get(f"ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")}
     special = {each.content for each in backend.get_added_tokens_decoder().values() if each.special}
     parts = {"<|end|>"} if "<|return|>" in special else set()  # it ends a part of an answer there
-    named = {backend.model.token_to_id(name) for name in ENDS & special - parts}  # None if not here
+    named = {
+        backend.model.token_to_id(name) for name in special.intersection(ENDS) - parts
+    }  # None if not here
     return sorted({*stated, *named, *(known if isinstance(known, list) else [known])} - {None})
 
 
@@ -171,7 +169,7 @@ def complete_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
         backend.decoder = decoders.Sequence([*parts])  # which strip no space
 
 
-def splitter(kind: str) -> "PreTokenizer | None":
+def splitter(kind: str) -> object:
     """Return what cuts a text into words for a kind of tokenizer; None if it is unknown."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, Split
@@ -196,7 +194,7 @@ def renew(folder: Path) -> None:
 
         with contextlib.suppress(Exception), part_folder(folder.parent) as part:  # loading reports
             new, config = (Path(part) / name for name in ("tokenizer.json", GENERATION))
-            backend = Backend.from_file(str(folder / new.name))
+            backend: Any = Backend.from_file(str(folder / new.name))
             backend.pre_tokenizer = splitter("smollm")
             backend.save(str(new))
             settings = json.loads((folder / config.name).read_text(encoding="utf-8"))

@@ -12,13 +12,7 @@ from ragspec.errors import ModelError, UnsupportedModelError
 from ragspec.models import checks
 from ragspec.models.device import out_of_memory, pick_device, pick_dtype
 from ragspec.models.gguf import converted_folder, discard, keep_converted
-from ragspec.models.gguf_metadata import (
-    check_tensors,
-    complete_config,
-    complete_tokenizer,
-    ends_of,
-    read_metadata,
-)
+from ragspec.models.gguf_metadata import complete_config, complete_model, complete_tokenizer
 from ragspec.models.quantized import SMALL, expect_package, quantized
 from ragspec.models.resolve import ModelOrigin, ResolvedModel, resolve_model
 from ragspec.models.supported import check_config
@@ -197,15 +191,11 @@ def _read(
             "save_pretrained writes, or a whole GGUF file, of an architecture that transformers "
             "has. Copy it again, or name another model."
         ) from error
-    if "gguf_file" in files:
-        check_tensors(model, folder / str(files["gguf_file"]))
-    if missing := ", ".join(sorted(info["missing_keys"])[:3]):  # they would be random ones
-        raise ModelError(f"{where} but lacks the weights {missing}. Copy it again.")
     tokenizer = read_tokenizer(where, folder, files)
     if "gguf_file" in files:
-        config, values = model.generation_config, read_metadata(folder / str(files["gguf_file"]))[0]
-        ends = ends_of(config.eos_token_id, tokenizer.backend_tokenizer, values)
-        config.eos_token_id = ends or None
+        complete_model(model, tokenizer, folder / str(files["gguf_file"]))
+    if missing := ", ".join(sorted(info["missing_keys"])[:3]):  # they would be random ones
+        raise ModelError(f"{where} but lacks the weights {missing}. Copy it again.")
     return model, tokenizer
 
 
