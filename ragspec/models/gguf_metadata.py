@@ -26,10 +26,10 @@ NO_WEIGHT = re.compile(r"rope_|v\.|mm\.|.*rot_embd")  # of positions or pictures
 # What cuts a text into words, by its name in llama.cpp.
 GPT2 = "", "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "exaone4"
 DIGITS = "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"
-WITH_BEGIN = "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "tekken"
-WITH_BEGIN += "midm-2.0", "lfm2", "jina-v5-nano"
-ENDS = "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"
-ENDS += "<|endoftext|>", "<|end_of_text|>"
+WITH_BEGIN = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"})
+WITH_BEGIN |= {"midm-2.0", "lfm2", "jina-v5-nano", "tekken"}
+ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"})
+ENDS |= {"<|endoftext|>", "<|end_of_text|>"}
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
