@@ -13,11 +13,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from ragspec.models.resolve import VERSION
 from ragspec.storage.filesystem import cache_directory
 from ragspec.types import PreTrainedModel, Tokenizer
 
 RECORD = "gguf.json"
-VERSION = 7  # of conversions
 SPARE = 2**30  # bytes of the disk that stay free
 
 

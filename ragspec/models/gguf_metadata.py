@@ -1,8 +1,5 @@
 """What a GGUF file says of shape, positions, tokenizer and ends, and transformers does not read."""
 
-import contextlib
-import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ragspec.errors import UnsupportedModelError
-from ragspec.models.gguf import VERSION, part_folder
 from ragspec.types import PreTrainedConfig, PreTrainedModel, Tokenizer
 
-GENERATION = "generation_config.json"
 ATTENTION = "scaling.attn_factor", "scaling.yarn_attn_factor", "scaling.yarn_ext_factor"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 BIASES = {
@@ -184,22 +179,3 @@ def splitter(kind: str) -> object:
     if kind in DIGITS:
         return Sequence([Digits(individual_digits=True), words])
     return words if kind in GPT2 else None
-
-
-def renew(folder: Path) -> None:
-    """Correct tokenizer and end tokens of SmolLM2 in a folder that an earlier version fetched."""
-    mark = folder / f"version-{VERSION}"
-    if folder.is_dir() and not mark.exists():
-        from tokenizers import Tokenizer as Backend
-
-        with contextlib.suppress(Exception), part_folder(folder.parent) as part:  # loading reports
-            new, config = (Path(part) / name for name in ("tokenizer.json", GENERATION))
-            backend: Any = Backend.from_file(str(folder / new.name))
-            backend.pre_tokenizer = splitter("smollm")
-            backend.save(str(new))
-            settings = json.loads((folder / config.name).read_text(encoding="utf-8"))
-            ends = ends_of(settings["eos_token_id"], backend, {})
-            config.write_text(json.dumps({**settings, "eos_token_id": ends}), encoding="utf-8")
-            for path in (new, config):
-                os.replace(path, folder / path.name)
-            mark.touch()

@@ -26,6 +26,7 @@ BUNDLED = MappingProxyType(
     }
 )
 GGUF = ".gguf"
+VERSION = 7  # of conversions from GGUF
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "*.tiktoken")
@@ -142,7 +143,7 @@ def next_tokens_file(name: str | Path) -> Path | None:
 
 def fetched_folder(name: str) -> Path:
     """Return the folder of a published model, downloaded or not."""
-    return cache_directory() / "models" / f"{name}-{PUBLISHED[name].sha256[:12]}"
+    return cache_directory() / "models" / f"{name}-{PUBLISHED[name].sha256[:10]}-{VERSION}"
 
 
 def is_model(folder: Path) -> bool:
@@ -188,10 +189,7 @@ def _places(name: str, is_path: bool, offline: bool) -> Iterator[_Place]:
         return
     fetched, note = None, f"no such name (known: {', '.join(sorted(PUBLISHED))})"
     if name in PUBLISHED:
-        from ragspec.models.gguf_metadata import renew
-
         fetched, note = fetched_folder(name), f"not here yet (ragspec models get {name})"
-        renew(fetched)
     yield ModelOrigin.FETCHED, fetched, note
     yield ModelOrigin.CACHE, *_snapshot(name, local=True)
     yield _from_hub(name, offline)
