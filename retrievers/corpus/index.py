@@ -7,6 +7,7 @@ disk. Text has a scope: the text of one tenant is never offered to another.
 """
 
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -208,7 +209,7 @@ class CorpusIndex:
                     stacklevel=2,
                 )
 
-    def record(self, engine: "Engine", *, scope: str, lead: int = LEAD) -> Callable[[], None]:
+    def record(self, engine: "Engine", *, scope: str, lead: int = LEAD) -> Callable[[], object]:
         """Append every answer that the engine finishes from now on; return a function to stop it.
 
         Args:
@@ -241,12 +242,8 @@ class CorpusIndex:
 
         key = object()
         self._recording[key] = engine.on_finish(keep)
-
-        def end() -> None:
-            # Popped, since the callback would keep the engine and its model alive.
-            self._recording.pop(key, lambda: None)()
-
-        return end
+        # Popped, since the callback would keep the engine and its model alive.
+        return lambda: self._recording.pop(key, lambda: None)()
 
     def fits(self, model: object = None, tokenizer: object = None) -> None:
         """Raise StoreError if the corpus was made with another model or tokenizer."""
@@ -362,17 +359,13 @@ class CorpusIndex:
             check_prints(str(self.path), catalogue.fingerprints, {MODEL: self._model})
             prints = {MODEL: self._model, **catalogue.fingerprints}
             revision.catalogue = replace(catalogue, fingerprints=prints)
-        limit, largest = self._max_tokens, MERGED
-        if limit is not None:
-            largest = min(MERGED, max(self._flush_tokens, limit // SHARE))
+        limit = sys.maxsize if self._max_tokens is None else self._max_tokens
+        largest = min(MERGED, max(self._flush_tokens, limit // SHARE))
         for scope, documents in self._buffer.documents.items():
-            if limit is not None:  # the newest of a batch, which is evicted as a whole
-                ends = np.cumsum([len(document) for document in reversed(documents)])
-                first = len(documents) - int(np.searchsorted(ends, limit, "right"))
-                documents = documents[first:]
-            revision.append(documents, scope, largest)
-        if limit is not None:
-            revision.evict(limit)
+            ends = np.cumsum([len(document) for document in reversed(documents)])
+            first = len(documents) - int(np.searchsorted(ends, limit, "right"))
+            revision.append(documents[first:], scope, largest)  # the newest; evicted as a whole
+        revision.evict(limit)
 
     def _adopt(self) -> None:
         """Open the newest generation for the requests to come."""

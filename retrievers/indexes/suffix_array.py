@@ -20,17 +20,13 @@ _WORD_BITS = 63
 
 def token_row(tokens: object) -> TokenRow:
     """Return token ids as an array [T]; raise InputError if they are no single row of integers."""
+    expected = "expected one row of token ids for each document."
     try:
         ids = np.asarray(tokens)
     except ValueError as error:
-        raise InputError(
-            "got rows of different lengths; expected one row of token ids for each document."
-        ) from error
+        raise InputError(f"got rows of different lengths; {expected}") from error
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-        raise InputError(
-            f"got tokens of shape {ids.shape} and type {ids.dtype}; expected one row of token ids "
-            "for each document."
-        )
+        raise InputError(f"got tokens of shape {ids.shape} and type {ids.dtype}; {expected}")
     return ids
 
 

@@ -138,18 +138,15 @@ class NGramSession(DraftSession):
             for depth in range(1, len(path) + 1):
                 share[path[:depth]] += FADES**rank / total
         number = {path: node for node, path in enumerate(share)} | {(): ROOT}
-        held = self._held()
+        places = (min(level, len(HOLDS) - 1) for level in range(self._drafter.level - 1))
+        # The probability that the list holds down to each depth.
+        held = [*accumulate((self._holds[at].share(_PRIOR, HOLDS[at]) for at in places), mul)]
         return DraftTree.build(
             [path[-1] for path in share],
             [number[path[:-1]] for path in share],
             self._drafter.name,
             accept_prob=[part * held[len(path) - 1] for path, part in share.items()],
         )
-
-    def _held(self) -> list[float]:
-        """Return the probability that a list holds down to each depth."""
-        places = (min(level, len(HOLDS) - 1) for level in range(self._drafter.level - 1))
-        return [*accumulate((self._holds[at].share(_PRIOR, HOLDS[at]) for at in places), mul)]
 
     def _judge(self, step: Step) -> None:
         """Count, by depth, whether an n-gram of the list continued as the target did."""

@@ -106,18 +106,11 @@ class RapidSession(DraftSession):
 
     def __init__(self, drafter: Drafter, request: DraftRequest) -> None:
         prompt = request.prompt if request.draft_prompt is None else request.draft_prompt
-        distribution = request.distribution
-        self._drafter = drafter
-        self._request = replace(
-            request,
-            prompt=tuple(prompt),
-            spans=(),
-            draft_prompt=None,
+        if (moved := request.distribution) is not None:
             # Penalties count generated tokens, which begin at another index here.
-            distribution=None
-            if distribution is None
-            else TokenDistribution(distribution.sampling, distribution.noise, len(prompt)),
-        )
+            moved = TokenDistribution(moved.sampling, moved.noise, len(prompt))
+        self._drafter = drafter
+        self._request = replace(request, spans=(), draft_prompt=None, distribution=moved)
         self._tokens = list(prompt)
         self._length = len(prompt)
         self._copied: int | None = None  # tokens of the target's text that are in `_tokens`

@@ -79,23 +79,19 @@ class RetrieverSearcher(Generic[Text]):
     first batches repeat a query, for one passage: an answer may depend on its query alone.
 
     Attributes:
-        words: Returns the query after the strides so far, None for no search.
+        query: Returns the query after the strides so far, None for no search.
         most: Most queries of one batch, each in a thread.
         further: Relative cost of each further query of a batch.
         repeats: Whether each repeated query had the same answer again; shared by texts.
     """
 
     retriever: Retriever
-    words: Callable[[Sequence[Text]], str | None]
+    query: Callable[[Sequence[Text]], str | None]
     most: int = 8
     further: float = 0.05
     repeats: list[bool] = field(default_factory=list)
     _indexed: tuple[RetrievedPassage, ...] = ()  # by `_scorer`
     _scorer: SparseIndex | None = field(default=None)
-
-    def query(self, before: Sequence[Text]) -> str | None:
-        """Return the query after these strides."""
-        return self.words(before)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[RetrievedPassage]]:
         """Return at most k passages of each query."""
