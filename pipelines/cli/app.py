@@ -8,8 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from typer import Argument, Option
+from typer import Argument, Exit, Option, Typer
 from typer.core import TyperGroup
 
 from ragspec import __version__
@@ -42,18 +41,18 @@ class Commands(TyperGroup):
             if ctx.params.get("debug") or not isinstance(known, RagspecError):
                 raise
             Terminal().error(str(known))
-            raise typer.Exit(known.exit_code) from error
+            raise Exit(known.exit_code) from error
         except KeyboardInterrupt:
             Terminal().note("\ninterrupted")
-            raise typer.Exit(INTERRUPTED) from None
+            raise Exit(INTERRUPTED) from None
         except OSError as error:  # a full disk, a closed pipe (typer ends quietly on that one)
             if ctx.params.get("debug") or error.errno == errno.EPIPE:
                 raise
             Terminal().error(f"the system refused: {error}; --debug shows where.")
-            raise typer.Exit(1) from error
+            raise Exit(1) from error
 
 
-app = typer.Typer(
+app = Typer(
     name="ragspec",
     cls=Commands,
     no_args_is_help=True,
@@ -93,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show_version(selection: bool) -> None:
     if selection:
         Terminal().line(f"ragspec {__version__}")
-        raise typer.Exit
+        raise Exit
 
 
 @app.callback()
@@ -147,4 +146,4 @@ def doctor(json: o.JsonOption = False) -> None:
     terminal.json(findings)
     show(findings, terminal)
     if findings["missing"]:
-        raise typer.Exit(1)
+        raise Exit(1)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from typer import Argument
+from typer import Argument, Typer
 
 from ragspec.errors import pluralize
 from ragspec.pipelines.cli.store import PREFIX, SOURCES, counting
@@ -16,7 +15,7 @@ from ragspec.pipelines.console.records import add_command, argument, option, tak
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, read_texts
 
-app = typer.Typer(
+app = Typer(
     no_args_is_help=True,
     help="Datastores of a kNN language model: hidden states of texts, and the next tokens.",
 )

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-from typer import Argument, Option
+from typer import Argument, Option, Typer
 
 from ragspec.errors import pluralize
 from ragspec.models.checks import check_embedder
@@ -23,7 +22,7 @@ ReportOption = Annotated[
     bool, Option("--report", help="Show what was guessed, repaired or left out in each file.")
 ]
 
-app = typer.Typer(
+app = Typer(
     no_args_is_help=True,
     help="Documents read once, for `ragspec ask --docs INDEX`: build, add, remove, refresh, info.",
 )

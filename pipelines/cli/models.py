@@ -6,9 +6,8 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from safetensors import SafetensorError, safe_open
-from typer import Argument
+from typer import Argument, Context, Typer
 
 from ragspec.errors import ModelError, UnknownNameError
 from ragspec.models import resolve
@@ -21,11 +20,11 @@ from ragspec.verification.onnx.record import cached_graphs
 
 PUBLISHED_FACTS = ("licence", "context", "parameters", "megabytes")
 
-app = typer.Typer(name="models", help="List the models that can be named, or fetch one.")
+app = Typer(name="models", help="List the models that can be named, or fetch one.")
 
 
 @app.callback(invoke_without_command=True)
-def models(context: typer.Context, json: o.JsonOption = False) -> None:
+def models(context: Context, json: o.JsonOption = False) -> None:
     """List the models that can be named: bundled, in installed packages, or to be fetched."""
     if context.invoked_subcommand is not None:
         return

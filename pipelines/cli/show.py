@@ -266,13 +266,11 @@ def compare(
             margin = margin_at(engine, plain, index, same_seed(sampling, speculative))
             divergence = Divergence(index, token, ours, margin)
             break
-    ratio: float | None = None
-    decode_ratio: float | None = None
+    ratios: list[float | None] = [None, None]
     if len(plain.tokens) == len(speculative.tokens):
         pairs = (one.seconds, other.seconds), (one.decode_seconds, other.decode_seconds)
-        ratio, decode_ratio = (slow / fast if fast > 0 else 0.0 for slow, fast in pairs)
-    times = one.seconds, other.seconds, ratio, decode_ratio
-    return Comparison(*times, divergence is None, divergence)
+        ratios = [slow / fast if fast > 0 else 0.0 for slow, fast in pairs]
+    return Comparison(one.seconds, other.seconds, *ratios, divergence is None, divergence)
 
 
 def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling) -> float:

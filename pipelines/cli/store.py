@@ -11,8 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer import Argument
+from typer import Argument, Typer
 
 from ragspec.errors import DocumentError, PromptTooLongError, StoreError, pluralize
 from ragspec.pipelines.console import checks
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from ragspec.retrievers.corpus.index import CorpusIndex
     from ragspec.retrievers.indexes.suffix_array import TokenRow
 
-app = typer.Typer(no_args_is_help=True, help="Corpora to draft from: build, fill, look after.")
+app = Typer(no_args_is_help=True, help="Corpora to draft from: build, fill, look after.")
 
 StoreArgument = Annotated[Path, Argument(metavar="STORE", help="A corpus on disk.")]
 SOURCES = "Folders, files (documents, jsonl, parquet), or Hugging Face data sets, hf:NAME."

@@ -16,8 +16,7 @@ from operator import ge, le
 from types import EllipsisType
 from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
-import typer
-from typer import Argument, Option
+from typer import Argument, Option, Typer
 from typer.models import OptionInfo
 
 from ragspec.errors import InputError
@@ -95,7 +94,7 @@ def takes_records(function: Callable[[T], object]) -> Callable[..., object]:
     return command
 
 
-def add_command(app: typer.Typer, command: Callable[..., object]) -> None:
+def add_command(app: Typer, command: Callable[..., object]) -> None:
     """Add a command to an application, under the function's name."""
     app.command(epilog=getattr(command, "epilog", None))(command)
 
