@@ -110,8 +110,7 @@ def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
         sources = replace(sources, draft_model=None)
     drafter = None if name == "plain" else compose(parts_of(name), sources, engine.target)
     # A copy: acceptance learned by one variant must not help or hurt another.
-    budget = copy.deepcopy(engine.budget)
-    engine = engine.with_drafter(drafter, budget, engine.rule).with_limits(1)
+    engine = engine.with_drafter(drafter, copy.deepcopy(engine.budget), engine.rule).with_limits(1)
     engine.prefix_cache.max_bytes = 0  # every variant reads every prompt
     return engine
 

@@ -88,5 +88,4 @@ def show(findings: dict[str, Any], terminal: Terminal) -> None:
     rows = [(name, number or "not installed") for name, number in findings["packages"].items()]
     terminal.table("Packages", ["package", "version"], rows)
     if findings["missing"]:
-        missing = ", ".join(findings["missing"])
-        terminal.line(f"Missing: {missing}. Run: pip install ragspec", "red")
+        terminal.line(f"Missing: {', '.join(findings['missing'])}. Run: pip install ragspec", "red")

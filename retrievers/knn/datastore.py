@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ragspec.engine.engine import Engine
 from ragspec.engine.request import expect_engine
 from ragspec.errors import DocumentError, InputError, StoreError
 from ragspec.needs import LAST
@@ -28,10 +29,8 @@ from ragspec.sampling.settings import checked_count
 from ragspec.storage.filesystem import expect_path
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, parsing, publish
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
-    from ragspec.verification.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget, read_states
+from ragspec.verification.tree_session import MOST_LOGITS
 
 KIND = "datastore"
 MOST_KEYS = 1_000_000
@@ -104,7 +103,7 @@ class Datastore:
     def build(
         cls,
         texts: Texts,
-        engine: "Engine",
+        engine: Engine,
         out: str | os.PathLike[str],
         *,
         max_tokens: int = MOST_KEYS,
@@ -178,7 +177,7 @@ class Datastore:
         following: Numbers = numbers[:, None] + np.arange(count + 1)
         return following[following < ends[:, None]]
 
-    def check(self, engine: "Engine") -> None:
+    def check(self, engine: Engine) -> None:
         """Raise StoreError if the datastore was made with another model or tokenizer."""
         expected = prints_of(engine.model, engine.tokenizer)
         check_prints(f"the datastore {self.path}", self._store.manifest.fingerprints, expected)
@@ -207,13 +206,11 @@ class TokenWindow(NamedTuple):
 def _write_keys(
     folder: Path,
     documents: Iterable[TokenRow],
-    engine: "Engine",
+    engine: Engine,
     most: int,
     on_progress: ProgressCallback,
 ) -> dict[str, int]:
     """Write keys f16 [N, H], values i32 [N] and starts i64 [D + 1]; return their sizes."""
-    from ragspec.verification.tree_session import MOST_LOGITS
-
     target, tokenizer = engine.target, engine.tokenizer
     first = None if tokenizer is None else tokenizer.bos_token_id
     before = [] if tokenizer is None or first is None else tokenizer("")["input_ids"][:1]
@@ -265,11 +262,9 @@ def _windows(rows: Iterable[TokenRow], size: int, before: Sequence[int]) -> Iter
 
 
 def _states(
-    target: "CausalTarget", windows: Sequence[TokenWindow], room: int
+    target: CausalTarget, windows: Sequence[TokenWindow], room: int
 ) -> list[NDArray[np.float16]]:
     """Return the keys f16 [n, H] of windows, in their order."""
-    from ragspec.verification.causal import read_states
-
     keys: dict[int, NDArray[np.float16]] = {}
     order = sorted(range(len(windows)), key=lambda i: -len(windows[i].tokens))
     while order:  # longest first, so that little is padded

@@ -156,8 +156,7 @@ class HierarchySession(SourcesSession):
         merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(offered)])
         if len(merged) <= budget:
             return share_out(merged)
-        reserve = int(drafter.reserve * budget)
-        chosen = fill(merged, offers, len(offered), budget, reserve)
+        chosen = fill(merged, offers, len(offered), budget, int(drafter.reserve * budget))
         return share_out(select(merged, sorted(chosen)))
 
 

@@ -17,7 +17,6 @@ min_expected_gain=0.1)` it ends where the path is expected to be accepted with a
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -30,6 +29,8 @@ from ragspec.drafters.base import (
 )
 from ragspec.drafters.fuse import Combined, match_drafter
 from ragspec.drafters.method import Method
+from ragspec.drafters.model.cache import DraftCache
+from ragspec.drafters.model.drafter import ModelDrafter, draft_target
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs
 from ragspec.rules.base import Step
@@ -40,10 +41,6 @@ from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import depths
 from ragspec.types import PreTrainedModel
-
-if TYPE_CHECKING:
-    from ragspec.drafters.model.cache import DraftCache
-    from ragspec.verification.causal import CausalTarget
 
 ETA = 10.0
 ALPHA = 0.1  # tokens move to which the model gives at least so many times its best probability
@@ -80,8 +77,6 @@ class Rapid(Combined):
     )
 
     def __init__(self, drafter: object = None, *, eta: float = 0.0, name: str = "rapid") -> None:
-        from ragspec.drafters.model.drafter import ModelDrafter
-
         self.drafter = drafter if isinstance(drafter, Drafter) else ModelDrafter(drafter, name=name)
         match_drafter(self.drafter, _OFFERED)
         super().__init__(name, [self.drafter], Needs(draft_prompt=True))
@@ -140,8 +135,7 @@ class RapidSession(DraftSession):
 
 def shift(p: Tensor, q: Tensor, scale: float) -> Tensor:
     """Return the term to add to the target's logits: distributions p, q [.., V] -> [.., V]."""
-    counts = q >= ALPHA * q.amax(-1, keepdim=True)
-    return scale * (q - p) * counts
+    return scale * (q - p) * (q >= ALPHA * q.amax(-1, keepdim=True))
 
 
 class Steering(Transform):
@@ -162,16 +156,12 @@ class Steering(Transform):
     """
 
     def __init__(self, model: PreTrainedModel, eta: float = ETA) -> None:
-        from ragspec.drafters.model.drafter import draft_target
-
         self.eta = checked_number(eta, "eta")
-        self.model: CausalTarget = draft_target(model)
+        self.model = draft_target(model)
         self.name = f"RAPID, eta {self.eta:g}"
 
     def open(self, start: TextStart) -> "SteeredText":
         """Return the steering of one text."""
-        from ragspec.drafters.model.cache import DraftCache
-
         prompt = start.prompt if start.draft_prompt is None else start.draft_prompt
         cache = DraftCache(self.model, start.vocab_size, len(prompt) + 256)
         return SteeredText(start, prompt, cache, self)
@@ -181,7 +171,7 @@ class SteeredText(RowTransform):
     """The steering of one text; see `Steering`."""
 
     def __init__(
-        self, start: TextStart, prompt: Sequence[int], cache: "DraftCache", steering: Steering
+        self, start: TextStart, prompt: Sequence[int], cache: DraftCache, steering: Steering
     ) -> None:
         self._taken = self._compared = taken = start.distribution.without_lazy()
         if taken.sampling.greedy:  # compared at temperature 1
