@@ -97,10 +97,10 @@ def text(options: TextBenchOptions) -> None:
         for group in measure.by_category(prompts).values()
         for each in group[: options.items]
     ]
-    stores, loaded = (options.store, options.history), engine.model
-    sources = open_sources(*stores, tokenizer=engine.tokenizer, model=loaded)
+    stores = {"store": options.store, "history": options.history}
+    sources = open_sources(*stores.values(), tokenizer=engine.tokenizer, model=engine.model)
     names = split(options.variants)
-    built = build_variants(names, engine, draft, lambda: copy.deepcopy(loaded), sources)
+    built = build_variants(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
     if not built:
         raise InputError(
             f"Expected --variants that need no model, got {options.variants!r} and no "
@@ -110,9 +110,8 @@ def text(options: TextBenchOptions) -> None:
         rows = measure.run_benchmark(prompts, built, repeats=options.repeats, on_progress=show)
     kinds = ("model", "draft_model", "budget", "repeats", "items")
     facts = {name: getattr(options, name) for name in kinds}
-    facts |= {"dtype": str(loaded.dtype), "device": str(loaded.device)}
-    named = zip(("store", "history"), stores, strict=True)
-    facts |= {name: path.name for name, path in named if path}
+    facts |= {"dtype": str(engine.model.dtype), "device": str(engine.model.device)}
+    facts |= {name: path.name for name, path in stores.items() if path}
     measure.show_results(rows, measure.choose_baseline(built), facts, options.json)
 
 

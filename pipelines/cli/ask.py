@@ -17,6 +17,7 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import argument, option, setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.storage.store import is_store
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ragspec.pipelines.answering.docqa import DocQA
     from ragspec.pipelines.answering.iterative import IterativeRag
     from ragspec.pipelines.answering.long_document import LongDocument
-    from ragspec.retrievers.search.documents import Document
     from ragspec.sampling.settings import Sampling
     from ragspec.sampling.transform import Transform
 
@@ -218,8 +218,6 @@ class LongOptions:
 @takes_records
 def ask_long(options: LongOptions) -> None:
     """Answer a question over one long document; it is read once."""
-    from ragspec.retrievers.search.documents import load_document
-
     text, question = options.text, options.question
     arguments: dict[str, Any] = text.read_prediction()
     source = None if options.doc is None else load_document(options.doc)

@@ -17,6 +17,7 @@ from ragspec.pipelines.answering.template import find_template
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.records import option, setting, split
 from ragspec.pipelines.console.terminal import Terminal, progress
+from ragspec.retrievers.search.documents import load_documents
 from ragspec.sampling.settings import Sampling
 from ragspec.storage.filesystem import read_input
 from ragspec.storage.store import checked_scope, is_store
@@ -335,8 +336,6 @@ def index_documents(
     **settings: "Unpack[PromptSettings]",
 ) -> "DocQA":
     """Read documents, before torch is imported, and index them; note the files left out."""
-    from ragspec.retrievers.search.documents import load_documents
-
     with progress(terminal, "reading the documents") as on_progress:
         loaded = load_documents(paths, on_progress=on_progress)
 

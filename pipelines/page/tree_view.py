@@ -80,8 +80,7 @@ class _Pictures:
         tree, path, accepted = step.tree, step.path, len(accepted_of(step))
         added = step.tokens[len(path) :]  # by the target: one token, none after a stop
         # Box 0 is the root, box i + 1 is node i.
-        last = path[-1] + 1 if path else 0
-        parents = [-1, *(tree.parents + 1).tolist(), *(last for _ in added)]
+        parents = [-1, *(tree.parents + 1).tolist(), *(path[-1] + 1 if path else 0 for _ in added)]
         rank = [0.0, *(-tree.accept_prob).tolist(), *(-2.0 for _ in added)]
         for node in path:
             rank[node + 1] = -2.0

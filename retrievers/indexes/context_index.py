@@ -64,11 +64,6 @@ class ContextIndex(RequestText):
             marks[start:end] = [True] * (end - start)
         self.automaton.extend(request.prompt, marks)
 
-    @property
-    def matched(self) -> int:
-        """Length of the longest suffix of the text that occurred before."""
-        return self.automaton.length[self.automaton.match()]
-
     def follow(self, tokens: list[int]) -> None:
         """Append the newly committed tokens; `tokens` are the prompt and the output."""
         self.automaton.extend(tokens[len(self.automaton) - self.base :])

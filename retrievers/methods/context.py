@@ -121,7 +121,7 @@ class ContextSession(DraftSession):
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` nodes, likeliest first, no deeper than the remaining tokens."""
         self._texts.follow(context.tokens)
-        self.matched = self._texts.matched
+        self.matched = self._index.length[self._index.match()]
         self._drafted = self._grow(budget, context.remaining - 1)
         return self._tree(self._drafted)
 

@@ -188,8 +188,7 @@ def _pairs(tree: DraftTree) -> list[tuple[int, int]]:
 
 def _over(sources: Sources) -> Fuse:
     retrievers = [ContextDrafter(), *sources.past()]
-    neighbours = [NeighbourDrafter()] if sources.top_k_feedback else []
-    drafters = [*sources.models(), *neighbours]
+    drafters = [*sources.models(), *([NeighbourDrafter()] if sources.top_k_feedback else [])]
     if not drafters:
         return Fuse(retrievers, "rasd")  # there is no distribution to prune by
     return Rasd(drafters[0], [*retrievers, *drafters[1:]])

@@ -50,7 +50,8 @@ class MatchSession(DraftSession):
         """Return a chain of at most `budget` nodes, no deeper than the remaining tokens."""
         index, automaton = self._index, self._index.automaton
         index.follow(context.tokens)
-        state, self.matched = automaton.match(), index.matched
+        state = automaton.match()
+        self.matched = automaton.length[state]
         n = min(budget, context.remaining - 1, MOST, 1 + FACTOR * self.matched)
         if state == ROOT_STATE or n < 1:
             return DraftTree.empty()

@@ -119,14 +119,14 @@ class HeadRun:
             on_step(last)
             if stop.is_set():
                 self._judge_at = 0.0
-            if stop.is_set() or time.monotonic() - saved_at >= EVERY_SECONDS:
                 self.save_checkpoint()
-                saved_at = time.monotonic()
-            if stop.is_set():
                 self.write()
                 done = f"stopped after step {self.trainer.steps}"
                 self.notify(f"{done}: the best head so far is in {self.out}; --resume goes on")
                 raise KeyboardInterrupt
+            if time.monotonic() - saved_at >= EVERY_SECONDS:
+                self.save_checkpoint()
+                saved_at = time.monotonic()
         if last is not None:
             self.update_best()
         return last
