@@ -94,9 +94,7 @@ def read_turns(path: Path) -> dict[tuple[str, str], str]:
     for where, row in read_rows(path):
         category, name, text = _turn(row, where)
         if (category, name) in turns:
-            raise DocumentError(
-                f"{where}: the id {name!r} stands twice in category {category!r}; expected once"
-            )
+            raise DocumentError(f"{where}: {category!r} has the id {name!r} twice; expected once")
         turns[category, name] = text
     return turns
 

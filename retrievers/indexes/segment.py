@@ -290,10 +290,9 @@ def mapped(path: Path, dtype: str) -> NDArray[Any]:
     """Return the array in a file, read-only; raise StoreError if it ends within a number."""
     try:
         size = path.stat().st_size
-        whole = size % np.dtype(dtype).itemsize == 0
-        if whole and size > _SMALL:
-            return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
-        if whole:
+        if size % np.dtype(dtype).itemsize == 0:
+            if size > _SMALL:
+                return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
             array = np.fromfile(path, dtype=dtype)
             array.flags.writeable = False  # as if mapped: one kind of array to compile for
             return array

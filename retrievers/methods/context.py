@@ -39,25 +39,6 @@ _QUOTE_KEY = len(_PRIORS) - 1
 _LONGEST = len(ACCEPT_PRIOR) - 1
 _ONE_PLACE = -1
 _PRIOR, _DECAY = 8.0, 0.97
-
-
-class Acceptance:
-    """Corrects the probabilities of `_PRIORS` by the acceptance so far.
-
-    Attributes:
-        chances: The corrected probability of each key.
-    """
-
-    def __init__(self) -> None:
-        self.chances = list(_PRIORS)
-        self._ratios = [Ratio() for _ in _PRIORS]
-
-    def learn(self, key: int, expected: float, hit: bool) -> None:
-        """Count one claim of a key, and whether it held."""
-        self._ratios[key].learn(expected, hit, _DECAY)
-        self.chances[key] = min(_PRIORS[key] * self._ratios[key].share(_PRIOR), 0.99)
-
-
 _Offer = tuple[float, int, int, int, int, int, int, int, float]  # a _Node's fields, cheaper to make
 
 
@@ -114,7 +95,9 @@ class ContextSession(DraftSession):
         if inside and (sentence_ends is None or sentence_ends):
             question = request.prompt[max(r.end for r in inside) - base :]
             self._starts = QuotationStarts(self._index.tokens, inside, question, sentence_ends)
-        self._acceptance = Acceptance()
+        # The probabilities of `_PRIORS`, corrected by the acceptance so far.
+        self._chances = list(_PRIORS)
+        self._ratios = [Ratio() for _ in _PRIORS]
         self._drafted: list[_Node] = []
         self.matched = 0
 
@@ -134,9 +117,9 @@ class ContextSession(DraftSession):
             return 0.0
         length = index.length[state]
         if index.cited[state] < 0 and (starts := self._quotations(state, length)):
-            return starts[0][1] * self._acceptance.chances[_QUOTE_KEY]
+            return starts[0][1] * self._chances[_QUOTE_KEY]
         share = max((offer[0] for offer in self._offers(state, [])), default=0.0)
-        return share * self._acceptance.chances[min(length, _LONGEST)]
+        return share * self._chances[min(length, _LONGEST)]
 
     def observe(self, step: Step) -> None:
         """Correct the acceptance table by what was accepted of the last proposal."""
@@ -150,7 +133,9 @@ class ContextSession(DraftSession):
             offered, at = children.get(at, ()), len(self._drafted)
             for i in offered:
                 node = self._drafted[i]
-                self._acceptance.learn(node.key, node.prior, node.token == token)
+                ratio = self._ratios[node.key]
+                ratio.learn(node.prior, node.token == token, _DECAY)
+                self._chances[node.key] = min(_PRIORS[node.key] * ratio.share(_PRIOR), 0.99)
                 if node.token == token:
                     at = i
         self._drafted = []
@@ -183,7 +168,7 @@ class ContextSession(DraftSession):
         position, tokens = node.position + 1, self._index.tokens
         if position < len(tokens) and tokens[position] < self._index.vocab_size:
             token, length, key = tokens[position], node.length + 1, min(node.length, _LONGEST)
-            cost, prior = -accept_prob * self._acceptance.chances[key], _PRIORS[key]
+            cost, prior = -accept_prob * self._chances[key], _PRIORS[key]
             heappush(heap, (cost, at, level, token, _ONE_PLACE, length, position, key, prior))
 
     def _matches(
@@ -198,7 +183,7 @@ class ContextSession(DraftSession):
         """Offer the continuations of `state`, then of its suffixes with the rest of accept_prob."""
         index = self._index
         if index.cited[state] < 0 and (starts := self._quotations(state, length)):
-            p, key, size = self._acceptance.chances[_QUOTE_KEY], _QUOTE_KEY, _QUOTE_LENGTH
+            p, key, size = self._chances[_QUOTE_KEY], _QUOTE_KEY, _QUOTE_LENGTH
             for place, share in starts:
                 cost, prior, token = -accept_prob * p * share, QUOTES * share, index.tokens[place]
                 heappush(heap, (cost, parent, level, token, _ONE_PLACE, size, place, key, prior))
@@ -209,7 +194,7 @@ class ContextSession(DraftSession):
             if offers := self._offers(state, offered):
                 short = min(length, len(ACCEPT_PRIOR_AFTER_MISS) - 1)
                 key = len(ACCEPT_PRIOR) + short if offered else min(length, _LONGEST)
-                prior, p = _PRIORS[key], self._acceptance.chances[key]
+                prior, p = _PRIORS[key], self._chances[key]
                 for share, place, token, child in offers:
                     cost, claim = -accept_prob * p * share, prior * share
                     offer = cost, parent, level, token, child, length + 1, place, key, claim

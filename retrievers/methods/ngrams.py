@@ -122,11 +122,12 @@ class NGramSession(DraftSession):
 
     def observe(self, step: Step) -> None:
         """Learn how often the lists hold, and add n-grams of the verified branches."""
+        if not self._tail:
+            return
         self._judge(step)
-        if step.top is not None and self._tail:
+        if step.top is not None:
             self._look_ahead(step, step.top[:, 0].tolist())
-        if self._tail:
-            self._tail = [*self._tail, *step.tokens][1 - self._drafter.level :]
+        self._tail = [*self._tail, *step.tokens][1 - self._drafter.level :]
 
     def _tree(self, root: int, deepest: int) -> DraftTree:
         """Merge the n-grams into one tree; a shared node has the sum of their shares."""
@@ -150,8 +151,6 @@ class NGramSession(DraftSession):
 
     def _judge(self, step: Step) -> None:
         """Count, by depth, whether an n-gram of the list continued as the target did."""
-        if not self._tail:
-            return
         live = self._pool.after(self._tail[-1])
         for level, token in enumerate(step.tokens[: self._drafter.level - 1]):
             if not live:

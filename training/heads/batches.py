@@ -50,8 +50,7 @@ class Batches:
                 self.chunks.append(chunk)
         if not self.chunks:
             raise InputError(
-                f"got {len(texts)} texts, none of {SHORTEST} tokens or more; expected text to "
-                "learn from."
+                f"got {len(texts)} texts, all below {SHORTEST} tokens; expected text to learn from."
             )
         self._size, self._seed = size, seed
         self._epoch = lru_cache(maxsize=1)(self._shuffled)
