@@ -172,7 +172,8 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
             if plan.guesses and query is not None:
                 guess = self.searcher.guess(query, tuple(self._known))
                 best = answer if guess is None else guess
-                answer = answer if self.schedule.stays else best
+                # The guess that was right more often lately.
+                answer = answer if self.schedule.stayed > self.schedule.searched else best
             guesses.append(Guess(query, answer, best))
             self._note("guess", began)
         return guesses, False

@@ -135,11 +135,6 @@ class StrideSchedule:
         """Probability that a guess is right: the mean of its posterior, 0.75 at first."""
         return (self.hits + PRIOR_HITS) / (self.guesses + PRIOR)
 
-    @property
-    def stays(self) -> bool:
-        """Whether the present answer was a better guess lately than the best known one."""
-        return self.stayed > self.searched
-
     def learn_rivals(self, searched: bool, stayed: bool) -> None:
         """Count which of the two guesses would have been right."""
         self.searched = self.searched * FADING + searched
