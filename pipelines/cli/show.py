@@ -270,7 +270,8 @@ def compare(
     if len(plain.tokens) == len(speculative.tokens):
         pairs = (one.seconds, other.seconds), (one.decode_seconds, other.decode_seconds)
         ratios = [slow / fast if fast > 0 else 0.0 for slow, fast in pairs]
-    return Comparison(one.seconds, other.seconds, *ratios, divergence is None, divergence)
+    ratio, decoding = ratios
+    return Comparison(one.seconds, other.seconds, ratio, decoding, divergence is None, divergence)
 
 
 def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling) -> float:
