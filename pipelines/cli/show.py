@@ -106,8 +106,7 @@ def answer_result(question: str, answer: Answer, **facts: object) -> Result:
         for record in fields["citations"]
     ]
     # The origin of a draft is the number of its passage in the prompt.
-    passages = enumerate(answer.passages, 1)
-    names = tuple(f"{hit.document.name}, passage {number}" for number, hit in passages)
+    names = tuple(f"{hit.document.name}, passage {n}" for n, hit in enumerate(answer.passages, 1))
     extra = {name: fields[name] for name in ("answer", "refused", "sentences")}
     extra |= {"question": question, "citations": quotes}
     return Result(answer.generation, fields, names, extra, answer)
@@ -292,6 +291,5 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     (request,), _ = engine.prepare(plain.prompt_tokens, sampling, {"max_new_tokens": limit})
     request = replace(request, sample=plain.sample)
     distribution = open_distribution(request, engine.target, request.seed or 0)
-    scores = distribution.process(logits, context, [()])
-    values = distribution.best(scores, [index], 2)[1][0]
+    values = distribution.best(distribution.process(logits, context, [()]), [index], 2)[1][0]
     return float(values[0] - values[1])

@@ -233,11 +233,10 @@ class SteeredText(RowTransform):
 
     def _model_logits(self, node: int) -> Tensor | None:
         """Return the model's logits [1, V] after a node, None if it cannot read the text."""
-        if node not in self._logits and ROOT in self._logits:
-            above = int(self._tree.parents[node])
-            if self._model_logits(above) is not None:
-                with self._cache.lease():
-                    self._read([node])
+        unread = node not in self._logits and ROOT in self._logits
+        if unread and self._model_logits(int(self._tree.parents[node])) is not None:
+            with self._cache.lease():
+                self._read([node])
         return self._logits.get(node)
 
     def _read(self, nodes: Sequence[int]) -> None:

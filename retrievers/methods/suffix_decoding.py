@@ -146,7 +146,6 @@ class SuffixSession(SourcesSession):
     def _tree(self, matched: int, nodes: list[Node]) -> DraftTree:
         if not nodes:
             return DraftTree.empty()
-        automaton, index = self._index.automaton, self._index
         # Probability that a copy behind the match holds for 0, 1, 2 ... tokens.
         follows = [1.0, *chain_accept_prob(matched, max(node[2] for node in nodes)).tolist()]
         return DraftTree.build(
@@ -154,7 +153,7 @@ class SuffixSession(SourcesSession):
             [node[1] for node in nodes],
             SuffixDrafter.name,
             accept_prob=np.array([-node[0] * follows[node[2]] for node in nodes], dtype=np.float32),
-            origin=[index.origin(automaton.cited[node[4]]) for node in nodes],
+            origin=[self._index.origin(self._index.automaton.cited[node[4]]) for node in nodes],
         )
 
 
