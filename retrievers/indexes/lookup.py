@@ -160,27 +160,16 @@ def arrange(
     tokens: Tokens, places: Ints, keys: Ints, low: int, high: int, level: int, separator: int
 ) -> None:
     """Sort rows low to high by their token at a level, then by number: keys token << 20 | row."""
-    before, ascending, size = np.int64(-1), True, len(tokens)
+    size = len(tokens)
     for at in range(low, high):
         row = keys[at] & ROW
         ahead = places[row] + level
         token = min(int(tokens[ahead]), separator) if ahead < size else separator
-        key = (token << 20) | row
-        ascending &= key > before
-        keys[at] = before = key
-    if ascending:  # most nodes have one child, or one row
-        return
-    gap = 1
-    while gap * 3 < high - low:
-        gap = gap * 3 + 1
-    while gap > 0:  # Shell's sort: short, and quick on a few hundred
-        for at in range(low + gap, high):
-            key, to = keys[at], at
-            while to >= low + gap and keys[to - gap] > key:
-                keys[to] = keys[to - gap]
-                to -= gap
-            keys[to] = key
-        gap //= 3
+        key, to = (token << 20) | row, at
+        while to > low and keys[to - 1] > key:  # by insertion: rows are few, and mostly in order
+            keys[to] = keys[to - 1]
+            to -= 1
+        keys[to] = key
 
 
 @compiled
