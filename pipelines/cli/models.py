@@ -18,8 +18,6 @@ from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import unknown
 from ragspec.verification.onnx.record import cached_graphs
 
-PUBLISHED_FACTS = ("licence", "context", "parameters", "megabytes")
-
 app = Typer(name="models", help="List the models that can be named, or fetch one.")
 
 
@@ -87,7 +85,7 @@ def known_models() -> list[dict[str, Any]]:
     for name, model in resolve.PUBLISHED.items():
         folder = resolve.fetched_folder(name)
         there = resolve.is_model(folder)
-        facts = {key: getattr(model, key) for key in PUBLISHED_FACTS}
+        facts = {k: getattr(model, k) for k in ("licence", "context", "parameters", "megabytes")}
         place = {"folder": str(folder), "removable": name} if there else {"folder": None}
         records.append({"name": name, **facts, **place, "get": f"ragspec models get {name}"})
     for folder, file in converted_models().items():

@@ -13,7 +13,6 @@ from ragspec.reports.trace import DAMAGE, Trace, damaged, read_trace
 from ragspec.storage.filesystem import write_output
 
 TEMPLATES = Path(__file__).parent
-SCRIPT = "steps.js.j2"
 
 
 def write_page(trace: Path | str, out: Path | str) -> None:
@@ -31,7 +30,7 @@ def trace_page(trace: Trace) -> str:
     drafts = draft_views(trace)
     chosen = max(drafts, key=lambda view: view.accepted).number if drafts else 0
     values = {"run": RunView(trace), "drafts": drafts, "chosen": chosen}
-    code = (TEMPLATES / SCRIPT).read_text(encoding="utf-8")
+    code = (TEMPLATES / "steps.js.j2").read_text(encoding="utf-8")
     digest = b64encode(sha256(code.encode("utf-8")).digest()).decode("ascii")
     # The hash is for the content security policy.
     script = {"text": Markup(code), "hash": f"sha256-{digest}"} if drafts else None

@@ -34,8 +34,7 @@ from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import Sampling
 
 TOOL_ROLES = ("tool", "function")  # roles whose texts a template may leave out
-_PARAMETERS = signature(Engine.from_pretrained).parameters
-DEFAULTS = {name: parameter.default for name, parameter in _PARAMETERS.items()}
+DEFAULTS = {p.name: p.default for p in signature(Engine.from_pretrained).parameters.values()}
 SETTINGS = DEFAULTS.keys() - {"model", "options"} | {*OPTIONS, "chat_template"}
 NO_TOOLS = "got tools; expected none, as texts are not parsed for calls of them."
 PER_STEP = ("per_step_accepted", "per_step_drafted")  # too long for metadata
