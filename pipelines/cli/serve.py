@@ -63,8 +63,7 @@ def load(options: ServeOptions, terminal: Terminal) -> "Serving":
 
     with terminal.working("loading the model"):
         loaded = options.engine.load_engine()
-    open_images = visual.ImagePipeline.from_pretrained
-    images = {Path(name).name: open_images(name) for name in options.images}
+    images = {Path(n).name: visual.ImagePipeline.from_pretrained(n) for n in options.images}
     for each in images.values():
         each.set_progress_bar_config(disable=True)  # the log has a line for each request
     serving = Serving(

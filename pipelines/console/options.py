@@ -79,8 +79,7 @@ class EngineOptions(PlaceOptions):
         models.check_place(self.device, self.device_map)
         models.check_runtime(self.runtime, self.device, self.dtype, self.static)
         checks.check_budget(self.budget)
-        drafters = split(self.drafter)
-        if not drafters:
+        if not (drafters := split(self.drafter)):
             raise InputError(f"got drafter {self.drafter!r}; expected names, or none.")
         checks.check_drafters(drafters)
         if self.adapter is not None:

@@ -159,8 +159,7 @@ def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
             tip = f"{source}{place}\nstep {number}: {accepted}"
             yield Span("".join(texts[begin:i]), colours[source], tip, number)
             begin = i
-        added = "".join(texts[len(path) :])
-        if added:
+        if added := "".join(texts[len(path) :]):
             yield Span(added, "own", f"{TARGET}\nstep {number}", number)
 
 

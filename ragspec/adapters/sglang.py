@@ -233,8 +233,7 @@ class TreeCorpus:
 
     def _text(self, name: str, tail: Sequence[int], length: int) -> HostText:
         """Return the session of a request, updated to its text."""
-        text = self._texts.get(name)
-        if text is not None:
+        if (text := self._texts.get(name)) is not None:
             new = length - len(text)
             before = len(tail) - new
             if 0 <= new <= len(tail) and [*tail[:before]] == text.tokens[len(text) - before :]:
@@ -246,8 +245,7 @@ class TreeCorpus:
 
     def _whole(self, name: str, tail: Sequence[int], length: int) -> list[int]:
         """Return a request's whole text, completed by its last tokens, or these alone."""
-        whole = self._lent.get(name)
-        if whole is None:
+        if (whole := self._lent.get(name)) is None:
             return list(tail)
         text = list(whole())
         behind = length - len(text)

@@ -112,8 +112,7 @@ class ContextSession(DraftSession):
         """Return the acceptance probability of the longest match's best continuation."""
         self._texts.follow(context.tokens)
         index = self._index
-        state = index.match()
-        if state <= ROOT_STATE:
+        if (state := index.match()) <= ROOT_STATE:
             return 0.0
         length = index.length[state]
         if index.cited[state] < 0 and (starts := self._quotations(state, length)):

@@ -128,8 +128,7 @@ class SelectSession(SourcesSession):
                     f"drafter {source.name!r} does not tell the length of its match; expected a "
                     "session with `matched`. Pass it as the fallback, or fuse the drafters."
                 )
-            score = source.matched - discount
-            if score > most:
+            if (score := source.matched - discount) > most:
                 best, most, self.matched = tree, score, source.matched
         sure = most >= self._drafter.threshold
         for fallback in () if sure else self._sources[len(discounts) :]:  # one at most

@@ -113,8 +113,7 @@ class SuffixSession(SourcesSession):
             if cap < 1 or cap <= most:
                 break
             nodes = self._grow(state, cap, deepest, newest)
-            score = -sum(node[0] for node in nodes)
-            if score > most:
+            if (score := -sum(node[0] for node in nodes)) > most:
                 best, most = (matched, nodes), score
         return best
 

@@ -192,7 +192,6 @@ class StrideSchedule:
             stride, search: Milliseconds of each alone.
             both: Milliseconds of both together.
         """
-        shorter = min(stride, search)
-        if shorter > 0.0:
+        if (shorter := min(stride, search)) > 0.0:
             share = min(max((stride + search - both) / shorter, 0.0), 1.0)
             self.shared += SHARED_RATE * (share - self.shared)

@@ -225,8 +225,7 @@ class HeadTrainer:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`; raise InputError for that of another training."""
         marks = self._marks()
-        other = [name for name in marks if state["marks"].get(name) != marks[name]]
-        if other:
+        if other := [name for name in marks if state["marks"].get(name) != marks[name]]:
             raise InputError(
                 f"the training that was left differs in {', '.join(other)}; expected the same "
                 "texts, model and settings (steps and minutes may differ). Name another folder."
