@@ -61,8 +61,7 @@ def remove(
     terminal = Terminal()
     there = [(each["removable"], each["folder"]) for each in known_models() if "removable" in each]
     names = {name, str(Path(name).expanduser().resolve())}
-    folders = [Path(folder) for known, folder in there if known in names]
-    if not folders:
+    if not (folders := [Path(folder) for known, folder in there if known in names]):
         raise UnknownNameError(unknown("model to remove", name, [known for known, _ in there]))
     for folder in folders:
         for path in sorted(folder.parent.glob("*/")):
