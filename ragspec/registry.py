@@ -168,9 +168,8 @@ def expect_known(kind: str, names: Iterable[str], choices: Collection[str]) -> N
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     """Return the error message for an unknown name, with suggestions and all choices."""
     names = sorted(choices)
-    return (
-        f"unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names) or 'none'}."
-    )
+    hint = did_you_mean(name, names)
+    return f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}."
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -97,15 +97,15 @@ class Sequence:
         self.started = time.perf_counter()
         self.distribution = open_distribution(request, target, self.seed)
         self.rule = self.parts.rule.open()
-        self._open_transform()
-        if not (self.done or self.context.remaining <= 1):
-            self._open_drafter()
+        if self.change is not None:
+            self._open_transform(self.change)
+        drafter = self.parts.drafter
+        if drafter is not None and not self.done and self.context.remaining > 1:
+            self._open_drafter(drafter)
 
-    def _open_transform(self) -> None:
-        """Open the change of the distribution, if there is one."""
-        request, target, change = self.request, self.parts.target, self.change
-        if change is None:
-            return
+    def _open_transform(self, change: Transform) -> None:
+        """Open the change of the distribution."""
+        request, target = self.request, self.parts.target
         if request.transform is not None and request.transform is not change:
             raise InputError(
                 f"got transform={request.transform.name!r} with a drafter that changes the "
@@ -116,11 +116,9 @@ class Sequence:
             TextStart(self.distribution, request.prompt, target.vocab_size, request.draft_prompt)
         )
 
-    def _open_drafter(self) -> None:
-        """Open the drafter and the budget, if there is a drafter."""
-        request, parts, drafter = self.request, self.parts, self.parts.drafter
-        if drafter is None:
-            return
+    def _open_drafter(self, drafter: Drafter) -> None:
+        """Open the drafter and the budget."""
+        request, parts = self.request, self.parts
         if any(text.document == PREDICTION for text in request.texts):
             drafter = with_prediction(drafter, parts.rule)
         self.drafter = drafter.open(

@@ -23,11 +23,8 @@ def propose(row: Sequence, rows: int) -> DraftTree:
     Args:
         rows: Sequences that share the forward.
     """
-    if row.drafter is None or row.budget is None:
-        return DraftTree.empty()
-    count = len(row.context.tokens)
-    allowed = row.budget.allowance(count, rows)
-    if allowed <= 0:
+    count, budget = len(row.context.tokens), row.budget
+    if row.drafter is None or budget is None or (allowed := budget.allowance(count, rows)) <= 0:
         return DraftTree.empty()
     try:
         tree = row.drafter.propose(row.context, allowed)

@@ -52,13 +52,10 @@ class RowView:
         an argmax, as filtering all nodes costs too much there.
         """
         on_cpu = self.logits.device.type == "cpu"
-        if on_cpu and not all(view.distribution.trivial for view in views):
-            return
-        if any(
-            view.chosen is not None or view.transform is not None or view.distribution.lazy
-            for view in views
-        ):
-            return
+        for view in views:
+            late = view.distribution.lazy or (on_cpu and not view.distribution.trivial)
+            if late or view.chosen is not None or view.transform is not None:
+                return
         if on_cpu:
             for view in views:
                 view.chosen = sure_tokens(view.logits)

@@ -269,15 +269,10 @@ def check(tree: DraftTree, vocab_size: int | None = None) -> None:
     if min(source) < 0 or max(source) >= len(tree.sources):
         raise InputError(f"source: expected indices into the {len(tree.sources)} sources.")
     if not (isfinite(sum(accept_prob)) and min(accept_prob) >= 0.0):
-        raise InputError(
-            "accept_prob: expected finite probabilities, got a negative or non-finite one."
-        )
-    if tree.kind is not DraftKind.SAMPLED:
-        distinct = len(set(zip(parents, tokens, strict=True)))
-        if distinct != n:
-            raise InputError(
-                f"{n - distinct} nodes repeat a sibling's token; expected distinct siblings."
-            )
+        raise InputError("accept_prob: expected probabilities, got a negative or non-finite one.")
+    twins = n - len(set(zip(parents, tokens, strict=True)))
+    if twins and tree.kind is not DraftKind.SAMPLED:
+        raise InputError(f"{twins} nodes repeat a sibling's token; expected distinct siblings.")
 
 
 def _check_first_draws(parents: Ints, picked: Ints) -> None:

@@ -125,12 +125,9 @@ class PrefixCache:
                 self._rows.remove(known)
                 self._rows.append(known)
                 return
-            self._rows = [
-                other
-                for other in self._rows
-                if other.tenant != tenant
-                or not self._gives(other, common_length(other.tokens, row.tokens))
-            ]
+            for other in [each for each in self._rows if each.tenant == tenant]:
+                if self._gives(other, common_length(other.tokens, row.tokens)):
+                    self._rows.remove(other)
             self._rows.append(row)
             self._evict()
 

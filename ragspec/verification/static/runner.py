@@ -121,7 +121,10 @@ class StepRunner:
             except Exception as error:
                 if self.mode == "eager" or not (new or out_of_memory(error)):
                     raise
-                reason = _reason(error)
+                first = next(iter(str(error).strip().splitlines()), "")
+                reason = f"a step could not be captured ({type(error).__name__}: {first})"
+                if out_of_memory(error):
+                    reason = "memory ended while a step was captured (leave more of it free)"
             self.mode = "eager"
             warnings.warn(
                 f"{reason}; steps are taken one kernel at a time from now on, which is slower. "
@@ -154,10 +157,3 @@ class StepRunner:
             self._free.append(arena)
             while len(self._free) > 1 and sum(each.bytes for each in self._free) > FIRST_BYTES:
                 self._free.pop(0)
-
-
-def _reason(error: Exception) -> str:
-    if out_of_memory(error):
-        return "memory ended while a step was captured (leave more of it free)"
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"a step could not be captured ({type(error).__name__}: {first})"
