@@ -20,7 +20,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import Counters
 from ragspec.verification.static.runner import StepRunner
-from ragspec.verification.static.step import FixedStep, Mask
+from ragspec.verification.static.step import FixedStep, Mask, step_logits
 
 MOST_DRAFTED = 64  # speculative slots, the bits of a word
 
@@ -95,11 +95,4 @@ class ForwardStep(FixedStep[tuple[Tensor, ...]]):
 
     def _forward(self, tokens: Tensor, positions: Tensor, mask: Mask) -> tuple[Tensor, ...]:
         """Return the logits [n, V] after tokens i64 [1, n], and any other outputs."""
-        logits: Tensor = self._model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-        ).logits
-        return (logits[0],)
+        return (step_logits(self._model, tokens, positions, mask, self._cache)[0],)

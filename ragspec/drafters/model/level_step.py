@@ -25,7 +25,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import Counters, Layout, plain_mask, windowed
 from ragspec.verification.static.runner import StepRunner
-from ragspec.verification.static.step import FixedStep
+from ragspec.verification.static.step import FixedStep, step_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +146,8 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         self._columns[number].copy_(layout.columns[:, span])
         masks = {w: each[:, None, span] for w, each in zip(self._windows, visible, strict=True)}
         keep = {"logits_to_keep": last} if self._keeps and last is not None else {}
-        logits = self._model(
-            input_ids=tokens,
-            position_ids=layout.positions[:, span],
-            attention_mask=self._masks.of(masks.__getitem__),
-            past_key_values=self._caches[number],
-            use_cache=True,
-            **keep,
-        ).logits[0]
+        inputs = tokens, layout.positions[:, span], self._masks.of(masks.__getitem__)
+        logits = step_logits(self._model, *inputs, self._caches[number], **keep)[0]
         if last is not None and not keep:
             logits = logits.index_select(0, last)
         return fit(logits, self.shape.vocab_size)

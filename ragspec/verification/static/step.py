@@ -24,7 +24,7 @@ from torch import Tensor
 from ragspec.models.device import is_cuda, out_of_memory, pins
 from ragspec.models.supported import AttentionWindow
 from ragspec.sampling.batch_distribution import FRESH, BatchDistribution, DistributionShape
-from ragspec.types import PreTrainedModel
+from ragspec.types import Cache, PreTrainedModel
 from ragspec.verification.reading import Taps
 from ragspec.verification.static.buffers import Arena, compact
 from ragspec.verification.static.layout import (
@@ -166,6 +166,15 @@ class FixedStep(Generic[Outputs]):
         return graph
 
 
+def step_logits(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, mask: Mask, cache: Cache, **more: Any
+) -> Tensor:
+    """Return the logits [B, n, V] of a model over tokens i64 [B, n] and a `step_cache`."""
+    more |= {"position_ids": positions, "attention_mask": mask, "past_key_values": cache}
+    logits: Tensor = model(input_ids=tokens, use_cache=True, **more).logits
+    return logits
+
+
 class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
     """One step over the first rows of an arena; see the module.
 
@@ -212,13 +221,8 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
             mask = plain_mask(layout, last, self._counters)
             return windowed(mask, layout, self._counters, window)[:, None]
 
-        logits = self._model(
-            input_ids=tokens,
-            position_ids=layout.positions,
-            attention_mask=self._masks.of(make_mask),
-            past_key_values=self._cache,
-            use_cache=True,
-        ).logits
+        masks = self._masks.of(make_mask)
+        logits = step_logits(self._model, tokens, layout.positions, masks, self._cache)
         if self._distributions is None:
             return self.packet, logits
         if self.shape.reads_texts:
