@@ -26,6 +26,7 @@ class Arena:
     Attributes:
         caches: The cache of each row.
         steps: The steps by key; see `StepRunner.take`.
+        device: That of the first buffer.
         distributions: The `BatchDistribution` of the first rows, by their number.
         states: Hidden states [1, n, H] that steps of draft heads read; None if there are none.
         addresses: A hash of the addresses of the weights that the steps read.
@@ -39,17 +40,13 @@ class Arena:
             torch.zeros(count, rows, heads, slots, width, dtype=dtype, device=device)
             for (heads, width, dtype, device), count in Counter(self._shapes).items()
         ]
+        self.device = self.buffers[0].device
         self.steps: dict[Hashable, Any] = {}
         self.states: Tensor | None = None
         self.addresses = 0
         self.distributions: dict[int, Any] = {}
         self.caches = [StackedRow(proxy(self), row) for row in range(rows)]
         self._bind()
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the first buffer."""
-        return self.buffers[0].device
 
     @property
     def bytes(self) -> int:

@@ -21,14 +21,8 @@ from ragspec.verification.base import Followed, Pending, TargetModel
 from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import SequenceCache
+from ragspec.verification.static import layout
 from ragspec.verification.static.buffers import StackedRow
-from ragspec.verification.static.layout import (
-    MOST_QUERIES,
-    ancestor_bits,
-    queries_of,
-    rows_of,
-    slots_of,
-)
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.step import StaticStep, StepShape
 from ragspec.verification.tree_session import TreeSession
@@ -94,7 +88,7 @@ class StaticSession(TreeSession):
         if not all(BatchDistribution.takes(distribution) for distribution, _ in followed or ()):
             followed = None
         self.chosen = None
-        fits = max(map(len, trees)) < MOST_QUERIES and all(len(row) == 1 for row in pending)
+        fits = max(map(len, trees)) < layout.MOST_QUERIES and all(len(row) == 1 for row in pending)
         if fits and all(row.cache.length for row in self.active_rows):
             with self._watch:
                 self._inputs = list(zip(pending, trees, strict=True))
@@ -165,26 +159,25 @@ class StaticSession(TreeSession):
         """Start a step of the selected rows."""
         self.target.check_mode()
         self._cover()
-        n = queries_of(1 + max(len(tree) for _, tree in self._inputs))
-        rows = rows_of(1 + max(self._at), self._arena.rows)
+        model, runner, arena = self.target.model, self._runner, self._arena
+        n = layout.queries_of(1 + max(len(tree) for _, tree in self._inputs))
+        rows = layout.rows_of(1 + max(self._at), arena.rows)
         # Of all rows, as a pad writes behind its own, which may be a text that waits.
-        lengths = [cache.length for cache in self._arena.caches[:rows]]
-        self._arena.reserve(max(lengths) + n)
-        slots = slots_of(max(lengths) + n, self._arena.slots)
+        lengths = [cache.length for cache in arena.caches[:rows]]
+        arena.reserve(max(lengths) + n)
+        slots = layout.slots_of(max(lengths) + n, arena.slots)
         message = distribution = None
         if followed is not None:
-            if rows not in self._arena.distributions:
-                place = self._arena.device, self._arena.slots + MOST_QUERIES
-                new = BatchDistribution(rows, self.target.vocab_size, *place)
-                self._arena.distributions[rows] = new
-            message = self._arena.distributions[rows]
+            if rows not in arena.distributions:
+                place = arena.device, arena.slots + layout.MOST_QUERIES
+                arena.distributions[rows] = BatchDistribution(rows, self.target.vocab_size, *place)
+            message = arena.distributions[rows]
             distribution = message.notify(dict(zip(self._at, followed, strict=True)))
         shape = StepShape(rows, n, slots, distribution)
         inputs = self._packet(shape, lengths, followed)
         if message is not None and shape.reads_texts:
             inputs[:, 3 * n + 2 :] = message.fresh
         taps = None if self._taps is None else Taps(self._taps.modules)
-        model, runner, arena = self.target.model, self._runner, self._arena
         make = partial(StaticStep, model, arena, shape, runner.masks, message, taps)
         key = shape, taps and (*taps.modules,)
         try:
@@ -222,14 +215,14 @@ class StaticSession(TreeSession):
             if followed is not None:
                 distribution, text = followed[i]
                 inputs[at, 3 * n + 1] = len(text) - distribution.prompt_length - 1
-        inputs[:, 2 * n : 3 * n] = ancestor_bits(inputs[:, n : 2 * n])
+        inputs[:, 2 * n : 3 * n] = layout.ancestor_bits(inputs[:, n : 2 * n])
         return inputs
 
     def _cover(self) -> None:
         """Move rows to free places if the step would otherwise need twice as many."""
         most, line = self._arena.rows, self.active_rows
-        last = max(map(self._place, self._line))
-        while rows_of(1 + last, most) > rows_of(len(line), most) and self._free[0] < last:
+        last, fewest = max(map(self._place, self._line)), layout.rows_of(len(line), most)
+        while layout.rows_of(1 + last, most) > fewest and self._free[0] < last:
             row = next(row for row in line if row.cache is self._arena.caches[last])
             row.cache = self._adopt(row.cache)
             self._clear(last)
