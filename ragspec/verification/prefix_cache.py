@@ -85,8 +85,10 @@ class PrefixCache:
 
     def take(
         self, tokens: Sequence[int], tenant: str, capacity: int, running: Iterable[Row]
-    ) -> tuple[SequenceCache | None, int]:
-        """Return the keys and values of the longest known prefix, for the caller to extend.
+    ) -> SequenceCache | None:
+        """Return the keys and values of the longest known prefix, None if there is none.
+
+        The caller may extend them.
 
         A text is handed over if the prefix is the larger part of it; a pinned one if the prefix
         covers the pinned part. Of others, and of running texts, it is copied.
@@ -94,22 +96,19 @@ class PrefixCache:
         Args:
             capacity: Slots that the cache has room for.
             running: Texts that are being generated.
-
-        Returns:
-            The cache, and the length of the prefix; None and 0 if none is known.
         """
         tokens = list(tokens)
         with self._lock:
             row, common = _longest(tokens, tenant, [*self._rows, *running])
             if row is None:
-                return None, 0
+                return None
             if row in self._rows:
                 self._rows.remove(row)
                 if self._gives(row, common):
                     row.cache.truncate(common)
-                    return row.cache, common
+                    return row.cache
                 self._rows.append(row)
-            return row.cache.prefix(common, capacity - common), common
+            return row.cache.prefix(common, capacity - common)
 
     def keep(self, tokens: Sequence[int], tenant: str, cache: SequenceCache) -> None:
         """Keep the keys and values of a text that has ended, as far as there is room.

@@ -96,13 +96,11 @@ class TreeSession(TargetSession):
 
     def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
         """Add a row for a sequence; see `TargetSession.join`."""
-        cache, cached, room = None, 0, min(room, MOST_ROOM)
+        cache, size = None, len(tokens) + min(room, MOST_ROOM)
         if self._prefix_cache is not None:
-            cache, cached = self._prefix_cache.take(
-                tokens[:-1], tenant, len(tokens) + room, self._rows.values()
-            )
-        cache = self._adopt(cache) if cache else self._empty_cache(len(tokens) + room)
-        return self._add(Row(cache, tokens[:cached], tenant)), cached
+            cache = self._prefix_cache.take(tokens[:-1], tenant, size, self._rows.values())
+        cache = self._adopt(cache) if cache else self._empty_cache(size)
+        return self._add(Row(cache, tokens[: cache.length], tenant)), cache.length
 
     def leave(self, row: int, keep: bool = True) -> None:
         """Drop a row; see `TargetSession.leave`."""

@@ -239,7 +239,7 @@ def test_the_least_recently_used_texts_are_evicted_first() -> None:
     cache = PrefixCache(3 * filled(20).bytes)
     for text in texts[:3]:
         cache.keep(text, "", filled(20))
-    assert cache.take([*texts[0][:16], 9, 9, 9], "", 30, ())[1] == 16
+    assert (reused := cache.take([*texts[0][:16], 9, 9, 9], "", 30, ())) and reused.length == 16
     cache.keep(texts[0], "", filled(20))
     cache.keep(texts[3], "", filled(20))
     assert [cache.export(text) is not None for text in texts] == [True, False, True, True, False]
