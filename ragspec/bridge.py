@@ -153,9 +153,7 @@ def speculative(
         UnsupportedModelError: `check_scope` refuses the model or its adapter.
     """
     if not isinstance(speculation, Speculation | None):
-        raise InputError(
-            f"got speculation={speculation!r}; expected a Speculation, or none for the default"
-        )
+        raise InputError(f"got speculation={speculation!r}; expected a Speculation or None.")
     spec = speculation or Speculation()
     spec._decodes = True
     try:

@@ -149,9 +149,7 @@ class Source:
         try:
             session = drafter.open(request)
             if not isinstance(session, DraftSession):
-                raise InputError(
-                    f"open returned {type(session).__name__}; expected a DraftSession."
-                )
+                raise InputError(f"open returned {type(session).__name__}; expected DraftSession.")
             self.session = session
         except Exception as error:
             self.count = 1

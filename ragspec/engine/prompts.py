@@ -19,9 +19,7 @@ from ragspec.types import Tokenizer
 Encoded = tuple[list[list[int]], bool]
 Prompts = str | Sequence[object] | Mapping[str, object] | Tensor | np.ndarray
 
-_FORMS = (
-    "expected a text, chat messages ({'role', 'content'}), token ids, or a list of one of these"
-)
+_FORMS = "expected a text, chat messages ({'role', 'content'}), token ids, or a list of these"
 
 
 def encode_prompts(
