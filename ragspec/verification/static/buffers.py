@@ -103,13 +103,6 @@ class StackedRow(SequenceCache):
         """Make room for n new slots, in all rows of the arena."""
         self._arena.reserve(self.extent + n)
 
-    def fill(self, source: SequenceCache) -> None:
-        """Replace the contents by the committed slots of another cache."""
-        self.truncate(0)
-        for layer, (keys, values) in source.layers(source.length).items():
-            self.write(layer, keys, values)
-        self.length = source.length
-
     def move(self, source: Tensor, start: int) -> None:
         """Copy slots i64 [n] down to those from `start` on, in all layers at once."""
         for stack in self._stacks:

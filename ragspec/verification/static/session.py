@@ -138,7 +138,9 @@ class StaticSession(TreeSession):
 
     def _adopt(self, cache: SequenceCache) -> SequenceCache:
         row = self._empty_cache(0)
-        row.fill(cache)
+        for layer, (keys, values) in cache.layers(cache.length).items():
+            row.write(layer, keys, values)
+        row.length = cache.length
         return row
 
     def _detach(self, cache: SequenceCache) -> SequenceCache:
