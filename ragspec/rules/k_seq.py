@@ -10,6 +10,7 @@ Deviation: k is the number of candidates that are left at the node, as in the pa
 also be the children of one node, not only separate chains.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -46,16 +47,11 @@ def division_factor(p: Tensor, q: Tensor, k: int) -> float:
         p, q: Distributions of target and draft, f64 [V].
         k: Number of children.
     """
-    low, high = 1.0, float(k)
-    if _spare(p, q, k, low) >= 0.0:
-        return low
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if _spare(p, q, k, middle) >= 0.0:
-            high = middle
-        else:
-            low = middle
-    return high
+    if _spare(p, q, k, 1.0) >= 0.0:
+        return 1.0
+    step = (k - 1) * 2.0**-_HALVINGS
+    places = range(1 << _HALVINGS)
+    return 1.0 + step * bisect_left(places, 0.0, key=lambda i: _spare(p, q, k, 1.0 + step * i))
 
 
 def _spare(p: Tensor, q: Tensor, k: int, rho: float) -> float:
