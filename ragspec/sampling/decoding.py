@@ -55,10 +55,8 @@ class Decoder:
         kind, weak = type(tokenizer), proxy(tokenizer)
         self._decode = partial(kind.decode, weak)
         self._name_of = partial(kind.convert_ids_to_tokens, weak)
-        custom = kind.decode is not PreTrainedTokenizerBase.decode
-        if tokenizer.is_fast:
-            custom = custom or kind._decode is not PreTrainedTokenizerFast._decode
-        if custom:
+        custom = tokenizer.is_fast and kind._decode is not PreTrainedTokenizerFast._decode
+        if custom or kind.decode is not PreTrainedTokenizerBase.decode:
             return
         cleans = bool(tokenizer.clean_up_tokenization_spaces)
         if tokenizer.is_fast:
@@ -166,14 +164,9 @@ class Decoding:
         settled = len(whole.rstrip(_REPLACEMENT))
         if decoder.clean is not None and (undecided := _UNDECIDED.search(whole, 0, settled)):
             settled = undecided.start()
-        if settled <= self._settled:
+        if settled <= self._settled or not (piece := self._cleaned(whole, settled)):
             return
-        if decoder.clean is None:
-            self.text += whole[self._settled : settled]
-        elif piece := self._cleaned(whole, settled):
-            self.text += piece
-        else:
-            return
+        self.text += piece
         self._settled = settled
         if settled == len(whole) and end == len(window) > _LONGEST:
             self._window, context = self._context(window)
