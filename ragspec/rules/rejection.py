@@ -124,10 +124,9 @@ def ratio(p: Tensor, q: Tensor, token: int) -> float:
     chance = float(q[token])
     if not chance > 0.0:
         raise RuleError(
-            f"draft token {token} has probability {chance} in q, the distribution that drew it; "
-            "expected a positive one. Pass the distribution that was used for drawing as q "
-            "(after temperature and cuts), with distinct siblings if they exclude each other, or "
-            "use rule='walk', which needs no q."
+            f"draft token {token} has probability {chance} in q; expected a positive one. Pass the "
+            "distribution that drew it as q (after temperature and cuts), with distinct siblings "
+            "if they exclude each other, or use rule='walk', which needs no q."
         )
     return float(p[token]) / chance
 

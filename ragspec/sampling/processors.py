@@ -129,8 +129,7 @@ def copied(processor: HFCallable, memo: dict[int, object]) -> HFCallable:
         raise InputError(
             f"the logits_processor {type(processor).__name__} cannot be copied "
             f"({type(error).__name__}: {error}); expected one that copy.deepcopy takes, as each of "
-            "several texts gets a copy that remembers it alone. Give it a __deepcopy__, or call "
-            "generate for one text at a time."
+            "several texts gets a copy. Give it a __deepcopy__, or generate one text at a time."
         ) from error
 
 
