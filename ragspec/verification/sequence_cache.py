@@ -26,11 +26,6 @@ class Buffers:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all layers."""
-        return sum(each.nbytes for each in (*self.keys.values(), *self.values.values()))
-
     def slots(self, layer: int, start: int, end: int) -> KeysValues:
         """Return views of the keys and values of some slots."""
         return self.keys[layer][:, :, start:end], self.values[layer][:, :, start:end]
@@ -96,7 +91,8 @@ class SequenceCache:
     @property
     def bytes(self) -> int:
         """Bytes of the buffers."""
-        return self.buffers.bytes
+        layers = *self.buffers.keys.values(), *self.buffers.values.values()
+        return sum(each.nbytes for each in layers)
 
     def layers(self, length: int) -> dict[int, KeysValues]:
         """Return views of the keys and values of the first slots by layer."""
