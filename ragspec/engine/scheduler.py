@@ -302,10 +302,8 @@ class Scheduler:
         if self._loop is None:
             if self.target.probed not in (None, self.target.kinds):
                 probe_again(self.target)
-            session = self._stack.enter_context(
-                self.target.open(prefix_cache=self.prefix_cache, most=self.max_batch_size)
-            )
-            self._loop = Loop(session)
+            session = self.target.open(prefix_cache=self.prefix_cache, most=self.max_batch_size)
+            self._loop = Loop(self._stack.enter_context(session))
         sequence.begin()
         self._loop.join(sequence)
 

@@ -112,9 +112,8 @@ class Sequence:
                 f"distribution itself ({change.name!r}); expected one of them."
             )
         match(f"transform {change.name!r}", change.needs, target.capabilities)
-        self.transform = change.open(
-            TextStart(self.distribution, request.prompt, target.vocab_size, request.draft_prompt)
-        )
+        prompts = request.prompt, target.vocab_size, request.draft_prompt
+        self.transform = change.open(TextStart(self.distribution, *prompts))
 
     def _open_drafter(self, drafter: Drafter) -> None:
         """Open the drafter and the budget."""
