@@ -12,7 +12,7 @@ moved.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -55,18 +55,15 @@ class ReadPlaces:
         by_level = [[p for p in inner if depths[p] == level] for level in range(1, levels + 1)]
         self.places = [place for level in by_level for place in level]
         self.rows = {place: row for row, place in enumerate([ROOT, *self.places])}
-        ends = [sum(map(len, by_level[:level])) for level in range(len(by_level) + 1)]
-        self.bounds = list(pairwise(ends))
+        self.bounds = list(pairwise(accumulate(map(len, by_level), initial=0)))
         self.parents = [self.rows[tree.parents[place]] - 1 for place in self.places]
 
     def picks(self, level: int, k: int) -> list[int]:
         """Return the indices of a level's tokens among the k choices after each parent place."""
         first, last = self.bounds[level]
         before = self.bounds[level - 1][0] if level else ROOT
-        return [
-            (self.parents[number] - before) * k + self.tree.ranks[self.places[number]]
-            for number in range(first, last)
-        ]
+        pairs = zip(self.parents[first:last], self.places[first:last], strict=True)
+        return [(parent - before) * k + self.tree.ranks[place] for parent, place in pairs]
 
 
 read_places = lru_cache(maxsize=64)(ReadPlaces)

@@ -84,9 +84,8 @@ class GrowthSettings:
             return SampledGrowth(distribution, name, self.widths, self.kind)
         if self.kind is DraftKind.DETERMINISTIC:
             # The same processors, without the noise.
-            distribution = TokenDistribution(
-                Sampling(), distribution.noise, distribution.prompt_length, distribution.processors
-            )
+            rest = distribution.noise, distribution.prompt_length, distribution.processors
+            distribution = TokenDistribution(Sampling(), *rest)
         if self.shape is None:
             return CoupledGrowth(distribution, name, self.widths[0], self.kind)
         return StaticGrowth(distribution, name, self.shape, self.kind)
