@@ -58,10 +58,8 @@ def place_tokens(tokenizer: Tokenizer, generation: Generation) -> list[PlacedTok
 def sources_of(step: Step) -> list[str]:
     """Return the source of every node [N]: its drafter, or the name of its text in COPIED."""
     tree = step.tree
-    return [
-        COPIED.get(document, tree.sources[source])
-        for source, document in zip(tree.source.tolist(), tree.origin[:, 0].tolist(), strict=True)
-    ]
+    pairs = zip(tree.source.tolist(), tree.origin[:, 0].tolist(), strict=True)
+    return [COPIED.get(document, tree.sources[source]) for source, document in pairs]
 
 
 def accepted_of(step: Step) -> tuple[int, ...]:

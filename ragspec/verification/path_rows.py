@@ -96,10 +96,8 @@ class PathSession(TargetSession):
 
     def verify(self, pending: Pending, trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward per row; see `TargetSession.verify`."""
-        return [
-            self._verify(row, list(tokens), tree)
-            for row, tokens, tree in zip(self.active_rows, pending, trees, strict=True)
-        ]
+        rows = zip(self.active_rows, pending, trees, strict=True)
+        return [self._verify(row, list(tokens), tree) for row, tokens, tree in rows]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""

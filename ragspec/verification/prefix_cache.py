@@ -223,12 +223,9 @@ def model_state(model: nn.Module) -> list[object]:
 
 def _hooks_of(module: nn.Module) -> list[int]:
     """Return the numbers of a module's hooks that may change its forward: all but `Taps`."""
-    taken = [
-        number
-        for number, hook in [*module._forward_pre_hooks.items()]
-        if not isinstance(getattr(getattr(hook, "func", None), "__self__", None), Taps)
-    ]
-    return [*taken, *module._forward_hooks]
+    before = [*module._forward_pre_hooks.items()]
+    owners = [(n, getattr(getattr(hook, "func", None), "__self__", None)) for n, hook in before]
+    return [*(n for n, owner in owners if not isinstance(owner, Taps)), *module._forward_hooks]
 
 
 def _plain(value: object) -> object:

@@ -87,10 +87,8 @@ def hindrance(target: CausalTarget) -> str:
         return "its forwards depend on more than tokens and positions"
     if missing := missing_package():
         return f"{missing} is not installed (pip install 'ragspec[onnx]')"
-    if any(
-        p.device.type != "cpu" or p.dtype not in (torch.float32, torch.uint8)
-        for p in model.parameters()
-    ):
+    kinds = {(p.device.type, p.dtype) for p in model.parameters()}
+    if kinds - {("cpu", torch.float32), ("cpu", torch.uint8)}:
         return "its weights are not all in float32 on the CPU"
     if sum(p.numel() for p in model.parameters()) < LEAST_WEIGHTS:
         return f"it has fewer than {LEAST_WEIGHTS:,} weights"

@@ -176,12 +176,10 @@ class Graph:
             if len(self.folded) > 1:
                 inputs = [f"{every}.{at}" for at in self.folded]
                 self.add("Split", [every, "sizes"], *inputs, axis=1)
-            outputs = [
-                self.attend(i, at, [rows], module, (groups, groups))
-                for at, rows in zip(self.folded, inputs, strict=True)
-            ]
-            out, heads = self.joined(outputs, f"{name}.folded"), groups * self.folds
-            parts.append(self.pick(out, "unfold", f"{name}.unfold", heads, width))
+            pairs, heads = zip(self.folded, inputs, strict=True), (groups, groups)
+            outputs = [self.attend(i, at, [rows], module, heads) for at, rows in pairs]
+            out = self.joined(outputs, f"{name}.folded")
+            parts.append(self.pick(out, "unfold", f"{name}.unfold", groups * self.folds, width))
         out = self.joined(parts, f"{name}.every")
         if self.plain:
             out = self.add("Gather", [out, "back"], f"{name}.back", axis=1)

@@ -191,11 +191,8 @@ class StaticSession(TreeSession):
         packet, logits, states = outputs
         # The next step overwrites them, and drafters may keep them.
         states = {tap: each.clone() for tap, each in states.items()}
-        self.hidden = [
-            HiddenStates({tap: each[None, at] for tap, each in states.items()})
-            for at in self._at
-            if states
-        ]
+        hidden = (HiddenStates({tap: x[None, at] for tap, x in states.items()}) for at in self._at)
+        self.hidden = list(hidden) if states else []
         parts = [logits[at] for at in self._at]
         if message is None:
             return parts, None
