@@ -338,9 +338,7 @@ def _refuse_unknown(model_kwargs: dict[str, Any]) -> None:
         )
     cache = model_kwargs.get("past_key_values")
     if cache is not None and hasattr(cache, "get_seq_length") and int(cache.get_seq_length()) > 0:
-        raise InputError(
-            "got past_key_values that already hold tokens; expected none. Pass all as input_ids."
-        )
+        raise InputError("past_key_values already hold tokens; expected none. Pass all input_ids.")
 
 
 def _refuse_outputs(config: object) -> None:

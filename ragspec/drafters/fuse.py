@@ -86,9 +86,7 @@ def required_transform(drafter: Drafter | None) -> "Transform | None":
     transforms = [each.transform for each in parts if each.transform is not None]
     if len(transforms) > 1:
         names = ", ".join(repr(each.name) for each in transforms)
-        raise InputError(
-            f"got drafters that each bring a transform ({names}); expected one that does."
-        )
+        raise InputError(f"got drafters that each bring a transform ({names}); expected one.")
     return transforms[0] if transforms else None
 
 

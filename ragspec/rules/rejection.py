@@ -157,9 +157,8 @@ def draft_distribution(tree: DraftTree, node: int, like: Tensor) -> Tensor:
     assert tree.q is not None  # see `check_draws`
     if tree.q.shape[1] != len(like):
         raise RuleError(
-            f"the draft has distributions q over {tree.q.shape[1]} tokens, the target's has "
-            f"{len(like)}; expected one vocabulary. Use a draft model with the target's "
-            "vocabulary, or rule='walk'."
+            f"the draft has q over {tree.q.shape[1]} tokens, the target's p has {len(like)}; "
+            "expected one vocabulary. Use a draft model with the target's, or rule='walk'."
         )
     return tree.q[node + 1].to(like)
 

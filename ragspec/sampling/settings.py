@@ -83,9 +83,7 @@ class Sampling:
             number = value if isinstance(value, int | float) else None
             if number is None or isinstance(value, bool) or not low <= number <= high:
                 off = "; 0 is off" if isinstance(low, int) and not low else ""
-                raise SamplingError(
-                    f"{name} is {value!r}, expected a number from {low} to {high}{off}"
-                )
+                raise SamplingError(f"{name} is {value!r}, expected a number, {low} to {high}{off}")
             if isinstance(low, int) and not isinstance(value, int):
                 raise SamplingError(f"{name} is {value!r}, expected a whole number")
             object.__setattr__(self, name, value)

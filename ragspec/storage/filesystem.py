@@ -101,9 +101,7 @@ def writer_lock(root: Path, wait: float = 0.0) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise StoreError(
-            f"{root} is being written by another process; wait for it, then try again."
-        ) from error
+        raise StoreError(f"{root} is being written by another process; try again later.") from error
     except OSError as error:
         raise StoreError(f"{root} cannot be written ({error.strerror}); name another.") from error
     try:

@@ -60,8 +60,7 @@ class Manifest:
             raise StoreError(f"{path} is no manifest ({error}); make its folder again.") from error
         if manifest.format != FORMAT:
             raise StoreError(
-                f"{path} has format {manifest.format}, this version reads format {FORMAT}; "
-                "make its folder again."
+                f"{path} has format {manifest.format}, expected {FORMAT}; make its folder again."
             )
         return manifest
 
