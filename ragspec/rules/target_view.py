@@ -95,8 +95,7 @@ class RowView:
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
         """Return the first k tokens by log p + g after each of the nodes, `token(node)` first."""
         scores = torch.cat([self.scores(node) for node in nodes])
-        indices = list(map(self.index, nodes))
-        return self.distribution.best(scores, indices, k)[0].tolist()
+        return self.distribution.best(scores, list(map(self.index, nodes)), k)[0].tolist()
 
     def probabilities(self, node: int) -> Tensor:
         """Return the distribution f64 [V] after the node, on the CPU; see `token` for errors."""

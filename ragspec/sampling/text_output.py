@@ -168,8 +168,7 @@ class TextOutput:
         if searched is self._visible or not self._marks:
             return place
         at = max(0, bisect_right(self._marks, place, key=lambda mark: mark[0]) - 1)
-        last = at + 1 == len(self._marks)
-        end = len(self._visible.whole) if last else self._marks[at + 1][1]
+        end = len(self._visible.whole) if at + 1 == len(self._marks) else self._marks[at + 1][1]
         return min(self._marks[at][1] + place - self._marks[at][0], end)
 
 

@@ -55,8 +55,7 @@ def best_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         scores = _widened(scores)
     head = scores[..., : blocks * BLOCK].reshape(*scores.shape[:-1], blocks, BLOCK)
     held = head.amax(-1).topk(k, -1).indices
-    where = held[..., None].expand(*held.shape, BLOCK)
-    values = head.gather(-2, where).flatten(-2)
+    values = head.gather(-2, held[..., None].expand(*held.shape, BLOCK)).flatten(-2)
     inside = torch.arange(BLOCK, device=held.device)
     places = torch.add(inside, held[..., None], alpha=BLOCK).flatten(-2)
     if blocks * BLOCK < size:

@@ -52,8 +52,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Te
         options = {"is_causal": causal, "enable_gqa": shared}
         return sdpa(query, key, value, mask, dropout, scale=scaling, **options)
     folded, mask = _fold(query, key.shape[1], mask)
-    out = sdpa(folded, key, value, mask, scale=scaling)
-    return out.reshape(*query.shape[:3], -1)
+    return sdpa(folded, key, value, mask, scale=scaling).reshape(*query.shape[:3], -1)
 
 
 def _fold(query: Tensor, groups: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -149,8 +148,7 @@ def behind(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> 
     if shared and query.dtype not in _HALVES:  # the float32 kernel does not support groups
         query, key, value = _grouped(query, key, value)
         shared = False
-    triangle = causal_lower_right(n, slots)
-    out = sdpa(query, key, value, triangle, scale=scaling, enable_gqa=shared)
+    out = sdpa(query, key, value, causal_lower_right(n, slots), scale=scaling, enable_gqa=shared)
     return out.reshape(*shape[:3], -1)
 
 

@@ -113,6 +113,5 @@ def draw_distinct(noise: NoiseStream, root: int, q: Tensor, parent: int, k: int)
     """
     size = len(q)
     lanes = torch.arange(size) + (parent + 1) * size
-    scores = q.log() + noise.gumbel([root], lanes, NoiseUse.DRAFT)
-    best, tokens = torch.topk(scores, min(k, size))
+    best, tokens = torch.topk(q.log() + noise.gumbel([root], lanes, NoiseUse.DRAFT), min(k, size))
     return tokens[best > float("-inf")].tolist()
