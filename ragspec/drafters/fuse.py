@@ -51,9 +51,7 @@ class Combined(Drafter):
     looks_up = False
 
     def __init__(self, name: str, drafters: Sequence[Drafter], needs: Needs | None = None) -> None:
-        for drafter in drafters:
-            expect_drafter(drafter)
-        self.name, self.drafters = name, tuple(drafters)
+        self.name, self.drafters = name, tuple(map(expect_drafter, drafters))
         plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in drafters)
         self.kind = DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
         self.needs = Needs.union([needs or Needs(), *(drafter.needs for drafter in drafters)])
