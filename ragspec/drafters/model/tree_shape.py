@@ -54,17 +54,16 @@ class TreeShape:
         return min(by_level[min(budget, len(by_level)) - 1], depth) - 1
 
     @classmethod
-    def by_rank(cls, levels: Sequence[int] = LEVELS, width: int | None = None) -> Self:
+    def by_rank(cls, levels: Sequence[int] = LEVELS) -> Self:
         """Return the shape with the places of the smallest rank products in every level.
 
         Args:
-            levels: Number of places per level.
-            width: Largest number of choices after a place; None for the size of the first level.
+            levels: Number of places per level; the first is the most choices after a place.
 
         Raises:
-            InputError: A level has a size that this width cannot fill.
+            InputError: A level has a size that so many choices cannot fill.
         """
-        most = width or (levels[0] if levels else 0)
+        most = levels[0] if levels else 0
         above: list[tuple[int, int]] = [(1, ROOT)]
         parents: list[int] = []
         ranks: list[int] = []
