@@ -230,8 +230,7 @@ class Report:
             return TypeAdapter(cls).validate_python(facts)
         except ValidationError as error:
             raise InputError(
-                f"this is not a whole report ({error}); expected what Report.to_dict wrote. "
-                "Write the trace again."
+                f"not a whole report ({error}); expected what Report.to_dict wrote. Write it again."
             ) from error
 
     def summary(self) -> str:

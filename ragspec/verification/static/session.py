@@ -131,8 +131,7 @@ class StaticSession(TreeSession):
     def _empty_cache(self, capacity: int) -> StackedRow:
         if not self._free:
             raise InputError(
-                f"got a sequence and no free row of {self._arena.rows}; expected one. Open a "
-                "session of more rows."
+                f"got a sequence, expected one of {self._arena.rows} rows free. Open more rows."
             )
         return self._arena.caches[self._free.pop(0)]
 
