@@ -207,7 +207,7 @@ def _check_alike(prompts: Sequence[object], belongs: Callable[[object], bool]) -
 def _tokenize(name: str, text: str, tokenizer: "Tokenizer | None", **options: object) -> list[int]:
     """Return the token ids of a text; raise InputError without a tokenizer."""
     if tokenizer is None:
-        raise InputError(f"got a text as {name} and no tokenizer; pass one to Engine, or token ids")
+        raise InputError(f"got text as {name}, no tokenizer; pass Engine(model, tokenizer) or ids")
     ids = list(tokenizer(well_formed(text), verbose=False, **options)["input_ids"])
     begin = getattr(tokenizer, "bos_token", None)
     if begin and text.startswith(begin) and ids[:2] == [tokenizer.bos_token_id] * 2:
