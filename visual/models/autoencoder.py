@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,7 @@ class Autoencoder:
     @property
     def width(self) -> int:
         """The size of a latent, d."""
-        raise NotImplementedError
+        return int(self.model.post_quant_conv.in_channels)
 
     @torch.no_grad()
     def latents(self, images: Tensor) -> Tensor:
@@ -229,13 +229,7 @@ class KLAutoencoder(Autoencoder):
 
         width = weights["decoder.conv_in.weight"].shape[1]
         sizes = convolution_sizes(weights) | {"latent_channels": width, "scaling_factor": FACTOR}
-        model: nn.Module = AutoencoderKL(**sizes)
-        return model
-
-    @property
-    def width(self) -> int:
-        """The size of a latent, d."""
-        return int(self.model.config.latent_channels)
+        return cast(nn.Module, AutoencoderKL(**sizes))
 
     def _encode(self, images: Tensor) -> Tensor:
         return torch.as_tensor(self.model.encode(images).latent_dist.mean)

@@ -9,7 +9,7 @@ own look-up does not normalise, hence the few lines here.
 
 from copy import copy, deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -101,8 +101,7 @@ class VQTokenizer(CodeBook, autoencoder.Autoencoder):
         sizes = autoencoder.convolution_sizes(weights)
         sizes |= {"num_vq_embeddings": book, "vq_embed_dim": dim}
         sizes["latent_channels"] = len(weights["encoder.conv_out.weight"])
-        model: nn.Module = VQModel(**sizes, lookup_from_codebook=True)
-        return model
+        return cast(nn.Module, VQModel(**sizes, lookup_from_codebook=True))
 
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config and safetensors to a folder, the weights in `dtype`.
@@ -116,11 +115,6 @@ class VQTokenizer(CodeBook, autoencoder.Autoencoder):
         unit = (weight.float().norm(dim=-1, keepdim=True) - 1.0).abs() < _ROUNDED
         weight.copy_(torch.where(unit, weight, book))
         autoencoder.Autoencoder.save_pretrained(saved, path, dtype)
-
-    @property
-    def width(self) -> int:
-        """The size of a latent, d."""
-        return int(self.model.quantize.embedding.embedding_dim)
 
     def _scaled(self, latents: Tensor) -> Tensor:
         return functional.normalize(latents, dim=-1) if self.normalised else latents
