@@ -22,7 +22,7 @@ from ragspec.retrievers.search.dense import (
 )
 from ragspec.retrievers.search.documents import Document, Paths, ProgressCallback, path_list
 from ragspec.retrievers.search.fusion import EQUAL, STATIC, Hit, Ranking, SearchMode, fuse_rankings
-from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Exact, Floats, Nearest
+from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Floats
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
 from ragspec.retrievers.search.reranker import RERANKED, Reranker, rerank
 from ragspec.retrievers.search.sparse import FILES, SparseIndex
@@ -300,44 +300,38 @@ class PassageIndex:
         """
         store = open_index(path, verify)
         with parsing(Path(path)):
-            return cls._read(store, embedder)
-
-    @classmethod
-    def _read(cls, store: OpenStore, embedder: EmbedderSpec) -> Self:
-        parameters = store.manifest.parameters
-        documents = [read_document(line) for line in read_lines(store.file("documents.jsonl"))]
-        spans = np.load(store.file("passages.npy"), allow_pickle=False).tolist()
-        titles = read_lines(store.file("titles.jsonl"))
-        passages = [
-            Passage(number, start, end, title, documents[number].text[start:end])
-            for (number, start, end), title in zip(spans, titles, strict=True)
-        ]
-        dense = None
-        if parameters["embedder"] is not None:
-            model = load_embedder(embedder or parameters["embedder"])
-            prints = store.manifest.fingerprints
-            check_prints(str(store.path.parent), prints, {"embedder": model.fingerprint})
-            vectors = np.load(store.file("vectors.npy"), allow_pickle=False)
-            dense = DenseIndex(vectors, model, _nearest(store, vectors))
-        sparse = None
-        if parameters["sparse"]:
-            (folder,) = {store.file(f"sparse/{name}").parent for name in FILES}
-            sparse = SparseIndex.load(folder)
-        origin = IndexOrigin.of(parameters["origin"])
-        return cls(documents, passages, dense=dense, sparse=sparse, origin=origin)
+            parameters = store.manifest.parameters
+            documents = [read_document(line) for line in read_lines(store.file("documents.jsonl"))]
+            spans = np.load(store.file("passages.npy"), allow_pickle=False).tolist()
+            titles = read_lines(store.file("titles.jsonl"))
+            passages = [
+                Passage(number, start, end, title, documents[number].text[start:end])
+                for (number, start, end), title in zip(spans, titles, strict=True)
+            ]
+            dense = sparse = None
+            if parameters["embedder"] is not None:
+                dense = _read_dense(store, embedder)
+            if parameters["sparse"]:
+                (folder,) = {store.file(f"sparse/{name}").parent for name in FILES}
+                sparse = SparseIndex.load(folder)
+            origin = IndexOrigin.of(parameters["origin"])
+            return cls(documents, passages, dense=dense, sparse=sparse, origin=origin)
 
 
-def _nearest(store: OpenStore, vectors: Floats) -> Nearest:
-    """Return the index over the vectors of a store."""
-    kind = store.manifest.parameters["dense"]["kind"]
+def _read_dense(store: OpenStore, embedder: EmbedderSpec) -> DenseIndex:
+    """Return the dense index of a store, whose vectors are those of the embedder."""
+    parameters, prints = store.manifest.parameters, store.manifest.fingerprints
+    model = load_embedder(embedder or parameters["embedder"])
+    check_prints(str(store.path.parent), prints, {"embedder": model.fingerprint})
+    vectors = np.load(store.file("vectors.npy"), allow_pickle=False)
+    kind = parameters["dense"]["kind"]
     if kind not in KINDS:
         raise StoreError(
             f"{store.path} has a dense index of kind {kind!r}, expected {' or '.join(KINDS)}; "
             "it may be of a later ragspec. Build it again."
         )
-    if kind == FLAT:
-        return Exact(np.ascontiguousarray(vectors))
-    return Approximate.load(store.file(NEAREST), vectors)
+    nearest = None if kind == FLAT else Approximate.load(store.file(NEAREST), vectors)
+    return DenseIndex(vectors, model, nearest)
 
 
 def _ordered(numbers: Sequence[int], scores: Sequence[float]) -> Ranking:
