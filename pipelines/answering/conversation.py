@@ -112,8 +112,7 @@ class Conversation(Answerer):
         The turn has the passages that the turns before it do not have. If it does not fit alone,
         its last passages are left out.
         """
-        limit = self.engine.target.max_length
-        dropped = 0
+        limit, dropped = self.engine.target.max_length, 0
         while True:
             turns = self.turns[dropped:]
             known = {_place(hit) for turn in turns for hit in turn.hits}

@@ -168,8 +168,7 @@ def find_spans(
 
     A passage that the template changed has no span.
     """
-    spans: list[Span] = []
-    chars: list[tuple[CharSpan, ...]] = []
+    spans, chars = list[Span](), list[tuple[CharSpan, ...]]()
     starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
     cursor = 0
     for number, hit in enumerate(hits):

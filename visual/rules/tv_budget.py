@@ -105,5 +105,4 @@ def nll_gap_of(distributions: Tensor, codes: list[int]) -> tuple[float, ...]:
     """Return -log p(code) - H(p) of each code under its row of distributions f64 [n, V]."""
     logs = distributions.clamp_min(LEAST).log()
     chosen = logs[torch.arange(len(codes)), codes]
-    gaps: list[float] = ((distributions * logs).sum(-1) - chosen).tolist()
-    return tuple(gaps)
+    return tuple(((distributions * logs).sum(-1) - chosen).tolist())

@@ -9,7 +9,7 @@ differ in `HeadConfig` alone. Embedding and output head are the target's unless 
 import copy
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -67,8 +67,7 @@ class WideLayer(nn.Module):
         pair = torch.cat([self.input_layernorm(embedded), normed], -1)
         attended, _ = self.self_attn(hidden_states=pair, **options)
         states = (normed if self.residual_norm else hidden_states) + attended
-        out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return out
+        return cast(Tensor, states + self.mlp(self.post_attention_layernorm(states)))
 
 
 class DraftHead(nn.Module):
@@ -139,8 +138,7 @@ class DraftHead(nn.Module):
         """Return the embeddings [copies * B, n, E] of tokens i64 [B, n]."""
         if self.embedding is None:
             return target.embed(tokens)
-        embedded: Tensor = self.embedding(tokens)
-        return embedded
+        return cast(Tensor, self.embedding(tokens))
 
     def logits_after(
         self, target: CausalTarget, paths: Sequence[Sequence[int]], logits: Tensor, fed: Tensor
@@ -193,8 +191,7 @@ class RecurrentHead(DraftHead):
             parts = taps.chunk(len(self.tap_norms), -1)
             normed = [norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)]
             taps = torch.cat(normed, -1)
-        states: Tensor = self.fc(taps)
-        return states
+        return cast(Tensor, self.fc(taps))
 
     def forward(
         self,

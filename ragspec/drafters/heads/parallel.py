@@ -8,7 +8,7 @@ it. Its head of confidence is not used: drafts are ranked as those of other head
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., width] of x [..., inputs]."""
-        out: Tensor = self.shortcut(x) + functional.silu(self.linear(x))
-        return out
+        return cast(Tensor, self.shortcut(x) + functional.silu(self.linear(x)))
 
 
 class SlotRows(nn.ModuleList):
@@ -135,8 +134,7 @@ class BlockHead(DraftHead):
 
     def project(self, taps: Tensor) -> Tensor:
         """Return the states whose keys and values are injected; see `DraftHead.project`."""
-        states: Tensor = self.state_norm(self.fc(taps.to(self.dtype)))
-        return states
+        return cast(Tensor, self.state_norm(self.fc(taps.to(self.dtype))))
 
     def read(self, embedded: Tensor, states: Tensor, batch: Batch) -> HeadStates:
         """Return the states of the slots; see `DraftHead.read`.
@@ -203,8 +201,7 @@ class BlockHead(DraftHead):
             )
             x = x + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-        normed: Tensor = self.norm(x)
-        return normed
+        return cast(Tensor, self.norm(x))
 
     def _project_block(
         self, attention: Any, block: Tensor, states: Tensor, tables: tuple[Tensor, Tensor]
@@ -216,8 +213,7 @@ class BlockHead(DraftHead):
 
         def heads(projection: nn.Module, inputs: Tensor, norm: nn.Module | None) -> Tensor:
             split = projection(inputs).unflatten(-1, (-1, attention.head_dim))
-            turned: Tensor = (split if norm is None else norm(split)).transpose(1, 2)
-            return turned
+            return cast(Tensor, (split if norm is None else norm(split)).transpose(1, 2))
 
         norms = dict(attention.named_children())
         queries = heads(attention.q_proj, block, norms.get("q_norm"))
