@@ -18,16 +18,8 @@ import numpy as np
 from ragspec.errors import DocumentError, InputError, pluralize
 from ragspec.registry import did_you_mean
 from ragspec.retrievers.formats.encodings import clean
+from ragspec.retrievers.search import documents as files
 from ragspec.retrievers.search.dense import EmbedderSpec
-from ragspec.retrievers.search.documents import (
-    Document,
-    Paths,
-    ProgressCallback,
-    Skipped,
-    load_documents,
-    path_list,
-    with_unique_names,
-)
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import (
     KIND,
@@ -44,10 +36,10 @@ from ragspec.storage.store import parsing, publish
 class IndexPlan:
     """The documents and origin of a changed index, and the files that could not be read."""
 
-    documents: Sequence[Document]
+    documents: Sequence[files.Document]
     origin: IndexOrigin
-    skipped: Sequence[Skipped] = ()
-    missing: Sequence[Skipped] = ()
+    skipped: Sequence[files.Skipped] = ()
+    missing: Sequence[files.Skipped] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +56,8 @@ class Change:
     changed: tuple[str, ...]
     removed: tuple[str, ...]
     unchanged: int
-    skipped: tuple[Skipped, ...] = ()
-    missing: tuple[Skipped, ...] = ()
+    skipped: tuple[files.Skipped, ...] = ()
+    missing: tuple[files.Skipped, ...] = ()
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -74,10 +66,10 @@ class Change:
 
 def add(
     path: str | os.PathLike[str],
-    paths: Paths,
+    paths: files.Paths,
     *,
     embedder: EmbedderSpec = None,
-    on_progress: ProgressCallback = lambda what, done, total: None,
+    on_progress: files.ProgressCallback = lambda what, done, total: None,
 ) -> Change:
     """Read files and folders into an index; a file of the index is read again.
 
@@ -85,10 +77,10 @@ def add(
         StoreError: There is no index at `path`.
         DocumentError: A path holds no text.
     """
-    new = [os.path.abspath(each) for each in path_list(paths)]
+    new = [os.path.abspath(each) for each in files.path_list(paths)]
 
     def plan(index: PassageIndex) -> IndexPlan:
-        loaded = load_documents(new, known=_known(index), on_progress=on_progress)
+        loaded = files.load_documents(new, known=_known(index), on_progress=on_progress)
         read = {_place(document) for document in loaded.documents}
         stay = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
@@ -97,17 +89,17 @@ def add(
         paths = [e for e in paths if _within(clean(e), removed) or not _within(e, {*paths} - {e})]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
         documents = [*stay, *_as_before(index, loaded.documents)]
-        return IndexPlan(with_unique_names(documents), origin, loaded.skipped)
+        return IndexPlan(files.with_unique_names(documents), origin, loaded.skipped)
 
     return _change(path, plan, embedder, on_progress)
 
 
 def remove(
     path: str | os.PathLike[str],
-    names: Paths,
+    names: files.Paths,
     *,
     embedder: EmbedderSpec = None,
-    on_progress: ProgressCallback = lambda what, done, total: None,
+    on_progress: files.ProgressCallback = lambda what, done, total: None,
 ) -> Change:
     """Remove documents from an index, by name, file or folder; `refresh` leaves them out too.
 
@@ -115,7 +107,7 @@ def remove(
         StoreError: There is no index at `path`.
         InputError: A name is empty or matches no document, or no document would be left.
     """
-    inputs = path_list(names)
+    inputs = files.path_list(names)
 
     def plan(index: PassageIndex) -> IndexPlan:
         gone = {name for each in inputs for name in _named(index, each)}
@@ -141,7 +133,7 @@ def refresh(
     path: str | os.PathLike[str],
     *,
     embedder: EmbedderSpec = None,
-    on_progress: ProgressCallback = lambda what, done, total: None,
+    on_progress: files.ProgressCallback = lambda what, done, total: None,
 ) -> Change:
     """Read the files of an index again: add new files, replace changed ones, remove lost ones.
 
@@ -157,13 +149,13 @@ def refresh(
     def plan(index: PassageIndex) -> IndexPlan:
         origin = index.origin
         paths = origin.paths or tuple(_place(each) for each in index.documents if each.path)
-        before, missing, skipped = _known(index), list[Skipped](), list[Skipped]()
-        read, places = list[Document](), set[str]()
+        before, missing, skipped = _known(index), list[files.Skipped](), list[files.Skipped]()
+        read, places = list[files.Document](), set[str]()
         for path in paths:
             try:
-                loaded = load_documents(path, known=before, on_progress=on_progress)
+                loaded = files.load_documents(path, known=before, on_progress=on_progress)
             except DocumentError as error:
-                missing.append(Skipped(path, str(error).removeprefix(f"{path} ")))
+                missing.append(files.Skipped(path, str(error).removeprefix(f"{path} ")))
                 continue
             # One load may have several documents of a place, if foreign names look alike.
             root = clean(path)  # which may be in a removed folder, if it was added again
@@ -178,7 +170,7 @@ def refresh(
         closed = [each for each in skipped if not each.reason.startswith("holds no text")]
         lost = {clean(each.path) for each in (*missing, *closed)}  # as the documents' paths are
         stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
-        documents = with_unique_names([*stay, *_as_before(index, read)])
+        documents = files.with_unique_names([*stay, *_as_before(index, read)])
         return IndexPlan(documents, origin, skipped, missing)
 
     return _change(path, plan, embedder, on_progress)
@@ -212,7 +204,7 @@ def _change(
     path: str | os.PathLike[str],
     planned: Callable[[PassageIndex], IndexPlan],
     embedder: EmbedderSpec,
-    on_progress: ProgressCallback,
+    on_progress: files.ProgressCallback,
 ) -> Change:
     """Change an index by a plan; write nothing if the plan changes nothing."""
     open_index(path, "size")  # before a lock is made in a folder that is no index
@@ -236,31 +228,30 @@ class _Unchanged(Exception):
     """Nothing is to be written."""
 
 
-def _compared(before: Sequence[Document], plan: IndexPlan) -> Change:
+def _compared(before: Sequence[files.Document], plan: IndexPlan) -> Change:
     old, new = ({each.name: each for each in some} for some in (before, plan.documents))
-    both = [name for name in new if name in old]
-    changed = [name for name in both if new[name] != old[name]]
+    changed = [name for name in new if name in old and new[name] != old[name]]
     return Change(
         added=tuple(name for name in new if name not in old),
         changed=tuple(changed),
         removed=tuple(name for name in old if name not in new),
-        unchanged=len(both) - len(changed),
+        unchanged=len(new.keys() & old.keys()) - len(changed),
         skipped=tuple(plan.skipped),
         missing=tuple(plan.missing),
         notes={name: new[name].notes for name in new if name not in old or name in changed},
     )
 
 
-def _place(document: Document) -> str:
+def _place(document: files.Document) -> str:
     """Return the absolute path of a document's file, "" without one."""
     return os.path.abspath(document.path) if document.path else ""
 
 
-def _known(index: PassageIndex) -> dict[str, Document]:
+def _known(index: PassageIndex) -> dict[str, files.Document]:
     return {_place(each): each for each in index.documents if each.path}
 
 
-def _as_before(index: PassageIndex, documents: Iterable[Document]) -> list[Document]:
+def _as_before(index: PassageIndex, documents: Iterable[files.Document]) -> list[files.Document]:
     """Return documents with the names that the index has for their files, if any.
 
     Files whose foreign names are equal when written as UTF-8 are named again.
