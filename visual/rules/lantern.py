@@ -229,10 +229,9 @@ class Lantern(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        table = expect_table(self.name, neighbours)
         check_setting("delta", delta)
         self.delta = delta
-        super().__init__(table.nearest(k), tv_budget, least_gain)
+        super().__init__(expect_table(self.name, neighbours).nearest(k), tv_budget, least_gain)
 
     def bound(self, p: float) -> float:
         """Return delta; 0 for a code without probability."""
@@ -261,10 +260,9 @@ class LanternPlus(RelaxedWalk):
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        table = expect_table(self.name, neighbours)
         check_setting("lam", lam)
         self.lam = lam
-        super().__init__(table.nearest(k), tv_budget, least_gain)
+        super().__init__(expect_table(self.name, neighbours).nearest(k), tv_budget, least_gain)
 
     def bound(self, p: float) -> float:
         """Return (lam - 1) p."""
@@ -298,8 +296,7 @@ def expect_table(rule: str, table: Table | None) -> Table:
     """Return the table of a rule; raise InputError if it is None, as for a rule by name alone."""
     if table is None:
         raise InputError(
-            f"rule {rule!r} needs to know which codes look alike, and a name does not tell; "
-            "expected a table of the target's code-book. Make the rule with "
+            f"rule {rule!r} needs to know which codes look alike. Make the rule with "
             f"ragspec.visual.rules.make_rule({rule!r}, codebook), or use ImagePipeline."
         )
     return table

@@ -133,8 +133,7 @@ class HeadSession(ModelSession):
         if hidden.shape[0] != self._copies:
             raise InputError(
                 f"the engine's target has {hidden.shape[0]} row(s) a text, the drafter's "
-                f"{self._copies}: with guidance in one of them only. Give HeadDrafter the very "
-                "target that the engine runs."
+                f"{self._copies} (guidance). Give HeadDrafter the target that the engine runs."
             )
         self.cache.notify(hidden, first)
         if self.cache.readable(self._request.prompt):

@@ -6,16 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ragspec.drafters.heads import head as base
 from ragspec.drafters.heads.checkpoint import copied_layer
 from ragspec.drafters.heads.config import JOINS, HeadConfig
-from ragspec.drafters.heads.head import (
-    STD,
-    DraftHead,
-    default_taps,
-    embedding_size,
-    states_size,
-    target_print,
-)
 from ragspec.drafters.heads.medusa import prefix_layer
 from ragspec.drafters.heads.parallel import MedusaHead, unset_head
 from ragspec.errors import InputError
@@ -35,7 +28,7 @@ def fresh_head(
     tokens: Sequence[int] | None = None,
     learns_rows: bool = True,
     slots: int = 4,
-) -> DraftHead:
+) -> base.DraftHead:
     """Return an untrained head for a target, in float32 on its device.
 
     A head of EAGLE-3 or P-EAGLE begins as a copy of the last layer of a Llama-like target, with its
@@ -57,15 +50,14 @@ def fresh_head(
     join = JOINS[form]
     if tokens is not None and join in ("state", "path"):
         raise InputError(
-            f"got a vocabulary of {len(tokens)} tokens for a head of {form}, which drafts all; "
-            "expected none. Leave it out."
+            f"got {len(tokens)} tokens for a head of {form}, which drafts all; expected none."
         )
     copied = join == "attend" and _is_copied(target)
-    taps = default_taps(target) if join in ("attend", "inject") else (LAST,)
+    taps = base.default_taps(target) if join in ("attend", "inject") else (LAST,)
     config = HeadConfig(
         layers=_layers(form, target, copied),
-        embedding_size=embedding_size(target),
-        target_size=states_size(target, taps[0]),
+        embedding_size=base.embedding_size(target),
+        target_size=base.states_size(target, taps[0]),
         vocab_size=target.vocab_size,
         form=form,
         taps=taps,
@@ -74,7 +66,7 @@ def fresh_head(
         has_output=join == "attend" and learns_rows,
         slots=1 if form in ("eagle1", "eagle3") else slots,
         mask_token=target.vocab_size - 1 if form in ("peagle", "dflash") else None,
-        target=target_print(target),
+        target=base.target_print(target),
     )
     head = unset_head(config)
     head.reset(generator)
@@ -90,7 +82,7 @@ def fresh_head(
 
 def _layers(form: str, target: CausalTarget, copied: bool) -> dict[str, object]:
     """Return the configuration of the layer: the target's if it is `copied`, or a random one's."""
-    text, width = target.model.config.get_text_config(), states_size(target)
+    text, width = target.model.config.get_text_config(), base.states_size(target)
     if form == "hydra++":
         return prefix_layer(text)
     if copied:
@@ -116,7 +108,7 @@ def _is_copied(target: CausalTarget) -> bool:
 
 
 @torch.no_grad()
-def _copy_layer(target: CausalTarget, head: DraftHead) -> None:
+def _copy_layer(target: CausalTarget, head: base.DraftHead) -> None:
     """Let a head begin as the target's last layer, read over its last tap."""
     source: Any = decoder_layers(target.model)[-1]
     layer: Any = head.layers.layers[0]
@@ -129,7 +121,7 @@ def _copy_layer(target: CausalTarget, head: DraftHead) -> None:
     layer.hidden_norm.weight.copy_(source.input_layernorm.weight)
     layer.input_layernorm.weight.fill_(1.0)
     head.norm.weight.copy_(target.model.get_decoder().norm.weight)
-    head.fc.weight.mul_(STD)
+    head.fc.weight.mul_(base.STD)
     width = head.config.hidden_size
     head.fc.weight[:, -width:] += torch.eye(width, device=head.fc.weight.device)
     if head.output is not None:

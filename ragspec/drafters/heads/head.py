@@ -296,9 +296,7 @@ def check_head(config: HeadConfig, target: CausalTarget) -> None:
     A quantised target may be the one that it was trained for: its sizes alone are compared.
     """
     for difference in _differences(config, target):
-        raise UnsupportedModelError(
-            f"the head {difference}. Use another head, one that was trained for this target."
-        )
+        raise UnsupportedModelError(f"the head {difference}. Use one trained for this target.")
     if not config.recurrent and target.copies > 1:
         raise UnsupportedModelError(
             f"the head drafts {config.slots} token(s) in one pass, and the target has "
