@@ -112,7 +112,9 @@ class JacobiSession(DraftSession):
             if drafter.form == "coupled":
                 code = self._guesses.get(index, [code])[0]
             elif (distribution := self._distributions.get(index)) is not None:
-                code = _samples(distribution, self._noise.uniform(first, NoiseUse.DRAFT, node))
+                bounds = distribution.cumsum(0)
+                number = self._noise.uniform(first, NoiseUse.DRAFT, node)
+                code = bisect_right((bounds / bounds[-1]).tolist(), number)
                 distributions.append(distribution)
             else:
                 distributions.append(torch.zeros(self._vocab_size, dtype=torch.float64))
@@ -186,9 +188,3 @@ class JacobiSession(DraftSession):
     def _age(self, index: int) -> int:
         """Return how many forwards have updated a position, capped at the oldest age."""
         return min(self._ages.get(index, 0), len(self._rates) - 1)
-
-
-def _samples(distribution: Tensor, number: float) -> int:
-    """Sample a distribution f64 [V] at a number in (0, 1) of its cumulative sum."""
-    bounds = distribution.cumsum(0)
-    return bisect_right((bounds / bounds[-1]).tolist(), number)
