@@ -23,7 +23,7 @@ from ragspec.retrievers.search.dense import (
 from ragspec.retrievers.search.documents import Document, Paths, ProgressCallback, path_list
 from ragspec.retrievers.search.fusion import EQUAL, STATIC, Hit, Ranking, SearchMode, fuse_rankings
 from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Floats
-from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
+from ragspec.retrievers.search.passages import WORDS, Passage, split_document
 from ragspec.retrievers.search.reranker import RERANKED, Reranker, rerank
 from ragspec.retrievers.search.sparse import FILES, SparseIndex
 from ragspec.sampling.settings import checked_count
@@ -127,7 +127,7 @@ class PassageIndex:
         documents = tuple(documents) if isinstance(documents, Iterable) else documents
         if not isinstance(documents, tuple) or not all(isinstance(x, Document) for x in documents):
             raise InputError(f"got {documents!r:.80} as documents; expected a list of Document.")
-        passages = split_documents(documents, words)
+        passages = [p for n, each in enumerate(documents) for p in split_document(each, n, words)]
         texts = [searched_text(documents[p.document], p) for p in passages]
         index = None
         if embedder is not None:
@@ -192,9 +192,8 @@ class PassageIndex:
     def query(self, text: str, mode: SearchMode) -> Query:
         """Return a query, embedded if the mode needs it, of well-formed text."""
         text = well_formed(text)
-        if mode is SearchMode.SPARSE:
-            return Query(text)
-        return Query(text, self._dense.embed([text])[0])
+        vector = None if mode is SearchMode.SPARSE else self._dense.embed([text])[0]
+        return Query(text, vector)
 
     def ranked(self, queries: Sequence[Query], k: int, mode: SearchMode) -> list[list[Ranked]]:
         """Return the k best passages of each query as (number, score, rank in each list).

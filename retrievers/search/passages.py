@@ -4,7 +4,7 @@ A passage is a piece of its document, character for character: `text == document
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ragspec.retrievers.search import text as texts
@@ -29,15 +29,6 @@ class Passage:
     end: int
     title: str
     text: str
-
-
-def split_documents(documents: Iterable[Document], words: int = WORDS) -> list[Passage]:
-    """Cut documents into passages of about `words` words, numbered by their order."""
-    return [
-        passage
-        for number, document in enumerate(documents)
-        for passage in split_document(document, number, words)
-    ]
 
 
 def split_document(document: Document, number: int = 0, words: int = WORDS) -> list[Passage]:

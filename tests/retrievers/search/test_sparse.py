@@ -18,7 +18,7 @@ from ragspec.retrievers.search.fusion import (
     fuse_rankings,
     search_hits,
 )
-from ragspec.retrievers.search.passages import WORD, split_document, split_documents, weight
+from ragspec.retrievers.search.passages import WORD, split_document, weight
 from ragspec.retrievers.search.sparse import TITLE, SparseIndex, beginning
 from ragspec.retrievers.search.text import stem, words_of
 
@@ -212,7 +212,7 @@ def test_a_long_line_is_cut_between_words_and_a_long_word_inside() -> None:
 
 
 def test_documents_are_numbered_and_tiny_passages_refused() -> None:
-    both = split_documents([document("One."), document("Two.")])
+    both = [*split_document(document("One.")), *split_document(document("Two."), 1)]
     assert [(passage.document, passage.text) for passage in both] == [(0, "One."), (1, "Two.")]
     with pytest.raises(InputError, match="at least 10"):
         split_document(document("One."), words=5)
