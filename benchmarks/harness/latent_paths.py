@@ -54,7 +54,7 @@ class PathLatents(Latents):
         self, generations: Sequence[Generation], target: Any, rule: Rule, raster: Raster
     ) -> list[ImageSample]:
         """Return the latents, and keep their paths."""
-        steps = rule.steps(self.schedule.steps) if isinstance(rule, Coupled) else None
+        steps = int(min(rule.s, self.schedule.steps)) if isinstance(rule, Coupled) else None
         self.paths = (
             steps,
             torch.cat([target.squares(each.tokens, steps) for each in generations]),

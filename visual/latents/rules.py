@@ -74,17 +74,13 @@ class Coupled(LatentRule):
     s: float  # the number of judged denoising steps, where there are as many
     label = EXACT_FOR_LABEL
 
-    def steps(self, most: int) -> int:
-        """Return the number of judged denoising steps, at most T."""
-        return int(min(self.s, most))
-
     def log_factor(self, table: LatentTable, drafted: int, sampled: int) -> float:
         """Return log f, by which p is weighed beside q; 0 keeps the target's distribution."""
         return 0.0
 
     def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
         """Return log f p / q of a draft, by its number and that of the target's sample."""
-        table, s = view.target.table, self.steps(view.target.steps)
+        table, s = view.target.table, int(min(self.s, view.target.steps))
         path = table.paths[drafted][None]
         target, draft = gaussians_of(table, sampled, path, s), sampled_with(table, drafted, s)
         ratio = float(log_ratios(path[:, :s], target, draft))
@@ -100,7 +96,7 @@ class Coupled(LatentRule):
 
     def tries(self, view: LatentView, index: int, drafted: int, sampled: int) -> Propose:
         """Return a function that draws paths of the target, from its own x_s on, as tries."""
-        table, s = view.target.table, self.steps(view.target.steps)
+        table, s = view.target.table, int(min(self.s, view.target.steps))
         factor = self.log_factor(table, drafted, sampled)
 
         def propose(tries: range) -> tuple[Tensor, Tensor]:

@@ -210,11 +210,6 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         if isinstance(module, _Caption):
             nn.init.normal_(module.unconditional, std=self.config.caption_dim**-0.5)
 
-    @property
-    def _place(self) -> torch.device:
-        """The device of inputs; an offloaded model keeps its weights elsewhere."""
-        return input_device(self.embed_tokens)
-
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the rotations complex [B, n, 1, width / 2] at positions i64 [B, n].
 
@@ -238,7 +233,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         Raises:
             InputError: The labels or the shape do not fit the configuration.
         """
-        config = self.config
+        config, device = self.config, input_device(self.embed_tokens)
         if config.condition == "class":
             classes = config.num_classes
             wrong = inputs.dtype != torch.int64 or inputs.ndim != 1
@@ -249,19 +244,19 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
                     f"got class labels {got}; expected whole numbers [B] from 0 to "
                     f"{classes - 1}, or {classes} for no class."
                 )
-            return cast(Tensor, self.class_embedding(inputs.to(self._place))[:, None])
+            return cast(Tensor, self.class_embedding(inputs.to(device))[:, None])
         shape = (config.condition_length, config.caption_dim)
         if not inputs.is_floating_point() or inputs.ndim != 3 or inputs.shape[1:] != shape:
             raise InputError(
                 f"got caption features of {inputs.dtype} with shape {list(inputs.shape)}; expected "
                 f"floats [B, {shape[0]}, {shape[1]}]. Pad or cut the caption."
             )
-        return cast(Tensor, self.caption(inputs.to(self._place, self.dtype)))
+        return cast(Tensor, self.caption(inputs.to(device, self.dtype)))
 
     def unconditional(self, rows: int) -> Tensor:
         """Return the embeddings [rows, L, hidden] that stand for no condition."""
         if self.config.condition == "class":
-            return self.condition(torch.full((rows,), self.config.num_classes, device=self._place))
+            return self.condition(torch.full((rows,), self.config.num_classes))
         none: Tensor = self.caption()
         return none.expand(rows, -1, -1)
 

@@ -59,11 +59,6 @@ class HeadModel(CausalTarget):
         """Raise ModelError if the target was put into training mode after it was opened."""
         self.target.check_mode()
 
-    def project(self, states: Tensor) -> Tensor:
-        """Return what the head reads of its taps."""
-        with torch.no_grad():
-            return self.head.project(states).to(self.target.dtype)
-
     def forward(self, tokens: Tensor, batch: Batch, keep: int | Tensor) -> Tensor:
         """Return the logits [1, k, v] of the last k predicted states; see `CausalTarget`."""
         assert isinstance(keep, int)  # by `DraftCache`
@@ -130,7 +125,8 @@ class HeadCache(DraftCache):
             states: The head's taps side by side [copies, n, H times taps].
             first: Place of the first of all in the text.
         """
-        states = self.model.project(states)
+        with torch.no_grad():
+            states = self.model.head.project(states).to(self.model.target.dtype)
         if not self._count:
             self._first, self.model.first = first, first + 1
         self._states.append(states.clone())  # the target may write over its own
@@ -261,8 +257,7 @@ def open_steps(model: HeadModel, mode: str) -> HeadModel:
         cache = HeadCache(model, target.vocab_size, 8)
         size = len(head.config.taps) * head.config.target_size
         generator = torch.Generator().manual_seed(0)
-        taps = torch.randn(1, 4, size, generator=generator).to(target.device, target.dtype)
-        cache.notify(taps)
+        cache.notify(torch.randn(1, 4, size, generator=generator).to(target.device, target.dtype))
         with cache.lease():
             cache.read([1, 2, 3, 4])
             return cache.extend([5, 6], [-1, -1]), cache

@@ -342,5 +342,4 @@ def embedding_size(target: CausalTarget) -> int:
 def states_size(target: CausalTarget, tap: int = LAST) -> int:
     """Return the width of a state, see `Needs.hidden_states`: H for that of the output head."""
     head: Any = target.output_head if tap == LAST else None
-    width = getattr(head, "in_features", None) or text_of(target).hidden_size
-    return int(width)
+    return int(getattr(head, "in_features", None) or text_of(target).hidden_size)

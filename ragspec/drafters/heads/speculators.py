@@ -27,7 +27,6 @@ KINDS = {  # with the class of the model that vLLM runs
     "dspark": ("DSparkDraftModel", _BLOCK_NAMES),
     "mtp": ("MTPDraftModel", _MTP_NAMES),
 }
-_BLOCKS = ("dflash", "dspark")
 _UNREAD = ("verifier_norm.", "verifier_lm_head.", "confidence_head.")
 
 
@@ -116,7 +115,7 @@ def to_layout(head: DraftHead) -> tuple[dict[str, object], dict[str, Tensor]]:
 def _form(config: dict[str, Any], kind: str, target: CausalTarget | None) -> dict[str, Any]:
     """Return the settings of a head that are of its kind."""
     mask, name = config.get("mask_token_id"), "aux_hidden_state_layer_ids"
-    if kind in _BLOCKS:
+    if JOINS[kind] == "inject":
         if not (taps := taps_at(config, name)):
             raise ValueError(f"its {name} are missing")
         anchor = bool(config.get("sample_from_anchor", kind == "dspark"))
