@@ -224,10 +224,12 @@ class PassageIndex:
         rankings: dict[str, Ranking] = {}
         if mode is not SearchMode.SPARSE and query.vector is not None:
             cosines = self._dense.scores(query.vector, numbers).tolist()
-            rankings["dense"] = _ordered(numbers, cosines)
+            rankings["dense"] = [*zip(numbers, cosines, strict=True)]
         if mode is not SearchMode.DENSE:
-            ranking = _ordered(numbers, self._sparse.scores(query.text)[numbers].tolist())
-            rankings["sparse"] = [(number, score) for number, score in ranking if score > 0]
+            scores = self._sparse.scores(query.text)[numbers].tolist()
+            rankings["sparse"] = [(n, s) for n, s in zip(numbers, scores, strict=True) if s > 0]
+        for ranking in rankings.values():
+            ranking.sort(key=lambda pair: -pair[1])  # equal scores stay in the order of numbers
         best = fuse_rankings(rankings, self.fusion)[:1]
         return best[0][0] if best else None
 
@@ -331,11 +333,6 @@ def _read_dense(store: OpenStore, embedder: EmbedderSpec) -> DenseIndex:
         )
     nearest = None if kind == FLAT else Approximate.load(store.file(NEAREST), vectors)
     return DenseIndex(vectors, model, nearest)
-
-
-def _ordered(numbers: Sequence[int], scores: Sequence[float]) -> Ranking:
-    """Return numbers with their scores, best first; of equal scores the lower number."""
-    return sorted(zip(numbers, scores, strict=True), key=lambda pair: (-pair[1], pair[0]))
 
 
 def open_index(path: str | os.PathLike[str], verify: Verify) -> OpenStore:
