@@ -112,7 +112,8 @@ class LatentSession(DraftSession):
             target: Any = self._drafter.target
             return cast("int | None", target.guess(picture_of(self._prompt), indices[0]))
         if self._cache is None:  # of a masked model, which reads every text anew
-            states = draft.read_next([*context.tokens, *self._drafted])
+            picture, numbers = picture_of(self._prompt), [*context.tokens[1:], *self._drafted]
+            states = draft.at(draft.read([picture], [numbers])[0], picture, [len(numbers)])
         elif size:  # the last draft
             states = self._cache.extend(self._drafted[-1:], [size - 2])
         else:

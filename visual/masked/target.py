@@ -117,11 +117,6 @@ class MaskedTarget(LatentDraws, CausalTarget):
         """Select the states [n, C * H] of some indices from those of all places [N, C, H]."""
         return states[self.orders[picture][list(indices)].to(states.device)].flatten(1)
 
-    def read_next(self, tokens: Sequence[int]) -> Tensor:
-        """Return the states [1, C * H] of the latent after a text."""
-        picture, numbers = picture_of(tokens), tokens[1:]
-        return self.at(self.read([picture], [numbers])[0], picture, [len(numbers)])
-
     def draw(self, views: Sequence[LatentView]) -> None:
         """Sample the target's latents for every node of all views, and those ahead of them."""
         super().draw(views)
