@@ -109,11 +109,9 @@ class QuantizedScan:
         scores, numbers = self._index.search(queries, count)
         slack = 2.0 * (self.error * np.linalg.norm(queries, axis=1))
         least = scores[:, k - 1] - slack - 2.0 * rounding(queries) * self._longest
+        rows, whole = zip(numbers, scores, least.tolist(), strict=True), count == self._index.ntotal
         return [
-            numbers[row][scores[row] >= bound]
-            if scores[row, -1] < bound or count == self._index.ntotal
-            else None
-            for row, bound in enumerate(least.tolist())
+            near[row >= bound] if whole or row[-1] < bound else None for near, row, bound in rows
         ]
 
 
