@@ -149,8 +149,7 @@ class ImageTarget(CausalTarget):
                 logits = self.run(embedded, placed, batch, keep)
         batch.advance()
         if prefill and bool(logits.isnan().any()):  # later ones would cost a wait each
-            name = self.model.name_or_path or "the image model"
-            check_finite(logits, f"{name} returned logits")
+            check_finite(logits, f"{self.model.name_or_path or 'the image model'} returned logits")
         queries = slice(-keep, None) if isinstance(keep, int) else keep
         return self._guided(logits, positions[:, queries])
 
