@@ -81,7 +81,10 @@ class Quote(NamedTuple):
 def cite(answer: str, prompt: Prompt, steps: Iterable[Step]) -> list[Citation]:
     """Return the citations of an answer, in its order, without overlaps."""
     texts = [hit.passage.text for hit in prompt.hits]
-    copied = copied_characters(prompt, steps)
+    chars = {span[2]: each for span, each in zip(prompt.spans, prompt.chars, strict=True)}
+    origins = (step.tree.origin[node].tolist() for step in steps for node in accepted_of(step))
+    # The passage and the first character of every token that a draft copied from one.
+    copied = {(hit, chars[hit][at][0]) for hit, at in origins if 0 <= at < len(chars.get(hit, ()))}
     citations = []
     for answered, number, (start, end) in without_overlaps(quotes(answer, texts)):
         hit = prompt.hits[number]
@@ -90,13 +93,6 @@ def cite(answer: str, prompt: Prompt, steps: Iterable[Step]) -> list[Citation]:
         how, number = "draft" if drafted else "match", prompt.first + number
         citations.append(Citation.of(hit.document, characters, answered, number, how))
     return citations
-
-
-def copied_characters(prompt: Prompt, steps: Iterable[Step]) -> set[tuple[int, int]]:
-    """Return the passage and the first character of every token that a draft copied from one."""
-    chars = {span[2]: each for span, each in zip(prompt.spans, prompt.chars, strict=True)}
-    origins = (step.tree.origin[node].tolist() for step in steps for node in accepted_of(step))
-    return {(hit, chars[hit][at][0]) for hit, at in origins if 0 <= at < len(chars.get(hit, ()))}
 
 
 def quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:

@@ -152,13 +152,10 @@ def led_by(
 
 def passages_of(hits: Sequence[Hit], tokenizer: "Tokenizer") -> list[tuple[str, str]]:
     """Return titles, on one line each, and texts of passages, special tokens marked."""
-    return [
-        (
-            mark_special_tokens(" ".join(hit.passage.title.split()), tokenizer),
-            mark_special_tokens(hit.passage.text, tokenizer),
-        )
-        for hit in hits
-    ]
+    passages = [hit.passage for hit in hits]
+    titles = [mark_special_tokens(" ".join(each.title.split()), tokenizer) for each in passages]
+    texts = [mark_special_tokens(each.text, tokenizer) for each in passages]
+    return [*zip(titles, texts, strict=True)]
 
 
 def find_spans(

@@ -46,11 +46,8 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
     def fill(folder: Path) -> Contents:
         from safetensors.torch import save_file
 
-        tensors = {
-            f"{n}.{i}": part.detach().cpu().contiguous()
-            for n, pair in saved.layers.items()
-            for i, part in enumerate(pair)
-        }
+        pairs = ((n, i, part) for n, pair in saved.layers.items() for i, part in enumerate(pair))
+        tensors = {f"{n}.{i}": part.detach().cpu().contiguous() for n, i, part in pairs}
         record = {
             "document": asdict(saved.document),
             "template": asdict(saved.template),
