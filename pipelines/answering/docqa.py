@@ -46,9 +46,8 @@ class DocQA(Answerer):
         **settings: Unpack[PromptSettings],
     ) -> None:
         super().__init__(engine, as_retriever(retriever), **settings)
-        self.settings = settings
+        self.settings, self.skipped = settings, list(skipped)
         self.retriever: Retriever
-        self.skipped = list(skipped)
 
     @classmethod
     def from_documents(

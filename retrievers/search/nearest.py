@@ -109,10 +109,9 @@ class QuantizedScan:
         scores, numbers = self._index.search(queries, count)
         slack = 2.0 * (self.error * np.linalg.norm(queries, axis=1))
         least = scores[:, k - 1] - slack - 2.0 * rounding(queries) * self._longest
-        rows, whole = zip(numbers, scores, least.tolist(), strict=True), count == self._index.ntotal
-        return [
-            near[row >= bound] if whole or row[-1] < bound else None for near, row, bound in rows
-        ]
+        whole = count == self._index.ntotal
+        rows = zip(numbers, scores, least.tolist(), strict=True)
+        return [ids[row >= bound] if whole or row[-1] < bound else None for ids, row, bound in rows]
 
 
 def blocks(vectors: Floats) -> Iterator[Floats]:

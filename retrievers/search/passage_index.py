@@ -91,8 +91,7 @@ class PassageIndex:
             raise InputError("An index needs at least one passage; the documents gave none.")
         self.documents = tuple(documents)
         self.passages = tuple(passages)
-        self.dense = dense
-        self.sparse = sparse
+        self.dense, self.sparse = dense, sparse
         self.fusion = STATIC if dense and isinstance(dense.embedder, StaticEmbedder) else EQUAL
         self.origin = origin or IndexOrigin()
 

@@ -108,8 +108,7 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         self.read: nn.Module = nn.Linear(config.latent_dim, width or hidden)
         if width:
             self.read = nn.Sequential(self.read, nn.SiLU(), nn.Linear(width, hidden))
-        sizes = config.head_width, config.head_layers
-        self.head = DiffusionHead(config.latent_dim, hidden, *sizes)
+        self.head = DiffusionHead(config.latent_dim, hidden, config.head_width, config.head_layers)
         self.register_buffer("mean", torch.zeros(config.latent_dim))
         self.register_buffer("deviation", torch.ones(config.latent_dim))
         self.post_init()

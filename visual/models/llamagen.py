@@ -108,8 +108,7 @@ class _Attention(nn.Module):
     def __init__(self, config: LlamaGenConfig, layer_idx: int) -> None:
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
-        self.heads = config.num_attention_heads
-        self.groups = config.num_key_value_heads
+        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.width = config.hidden_size // self.heads
         self.num_key_value_groups = self.heads // self.groups
         self.scaling = self.width**-0.5

@@ -65,8 +65,7 @@ class RelaxedWalk(Rule):
         least_gain: float = 0.0,
     ) -> None:
         check_setting("least_gain", least_gain)
-        self.near = near
-        self.least_gain = least_gain
+        self.near, self.least_gain = near, least_gain
         if tv_budget is not None and not isinstance(tv_budget, TVBudget):
             tv_budget = TVBudget(tv_budget)
         self.tv_budget = tv_budget

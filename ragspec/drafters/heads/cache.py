@@ -42,8 +42,7 @@ class HeadModel(CausalTarget):
 
     def __init__(self, head: DraftHead | HeadGraph, target: CausalTarget) -> None:
         self.head, self.rows = head, head.rows(target)
-        self.target = target
-        self.model = head.layers
+        self.target, self.model = target, head.layers
         self.vocab_size, self.input_size = target.vocab_size, target.input_size
         self.max_length, self.copies = target.max_length, target.copies
         self.keeps_logits = True
