@@ -246,7 +246,8 @@ def read_message(message: Message, number: int, tokenizer: "Tokenizer") -> dict[
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InputError(
-            f"message {number + 1} has no role: {message!r}. Expected {{'role': , 'content': }}."
+            f"message {number + 1} has no role ({message!r}); expected {{'role': 'user', "
+            "'content': ...}."
         )
     turn = {name: _well_formed(each) for name, each in message.items() if each is not None}
     content = turn.get("content", "")

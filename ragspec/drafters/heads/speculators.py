@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ragspec.drafters.heads.checkpoint import NAMES, TAP_NAMES, Checkpoint, select_layers, to_file
-from ragspec.drafters.heads.config import HeadWeights, norms_of, part_of, size_of, taps_at
+from ragspec.drafters.heads.config import JOINS, HeadWeights, norms_of, part_of, size_of, taps_at
 from ragspec.drafters.heads.head import DraftHead, default_taps
 from ragspec.drafters.heads.mtp import MIMO_NAMES, one_layer
 from ragspec.errors import UnsupportedModelError
