@@ -1,7 +1,6 @@
 """What a GGUF file says of shape, positions, tokenizer and ends, and transformers does not read."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -101,9 +100,8 @@ def _set_scaling(config: PreTrainedConfig, file: Path) -> None:
             if not torch.allclose(plain / frequencies, divisors, 0.01):
                 unread.add(FREQUENCIES)
     if unread or kind not in ("none", "linear", "yarn", "llama3"):
-        raise refusal(
-            file, f"{', '.join(sorted(unread)) or f'the scaling {kind!r}'} for its positions"
-        )
+        got = ", ".join(sorted(unread)) or f"the scaling {kind!r}"
+        raise refusal(file, f"{got} for its positions")
     if kind in ("linear", "yarn"):
         rope.update({"rope_type": kind, "factor": factor})
     if kind == "yarn":
@@ -124,20 +122,14 @@ def complete_model(model: PreTrainedModel, tokenizer: Tokenizer, file: Path) -> 
         unread = [each for each in sorted(tensors - read.keys()) if not NO_WEIGHT.match(each)]
         if unread:
             raise refusal(file, f"{len(unread)} weights, such as {unread[0]}")
-    config = model.generation_config
-    ends = ends_of(config.eos_token_id, tokenizer.backend_tokenizer, values)
-    config.eos_token_id = ends or None
-
-
-def ends_of(known: object, backend: Any, values: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that end a text: known ones, those that a GGUF file says or names so."""
+    config, backend = model.generation_config, tokenizer.backend_tokenizer
+    known = config.eos_token_id
     stated = {values.get(f"ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")}
     special = {each.content for each in backend.get_added_tokens_decoder().values() if each.special}
     parts = {"<|end|>"} if "<|return|>" in special else set()  # it ends a part of an answer there
-    named = {
-        backend.model.token_to_id(name) for name in special.intersection(ENDS) - parts
-    }  # None if not here
-    return sorted({*stated, *named, *(known if isinstance(known, list) else [known])} - {None})
+    named = {backend.model.token_to_id(name) for name in special.intersection(ENDS) - parts}
+    ends = {*stated, *named, *(known if isinstance(known, list) else [known])} - {None}
+    config.eos_token_id = sorted(ends) or None
 
 
 def complete_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
