@@ -33,7 +33,7 @@ NEW_TOKENS = 160
 PASSAGES = 3  # of a prompt
 JUDGED = 5  # passages whose sentences are ranked
 COPIES = 4  # passages that are searched for each, as some may be copies
-DOUBLINGS = 12  # times that this number doubles, as the results of a function may have no end
+SEARCHES = 6  # at most, each for twice as many passages, as the copies of one may have no end
 # Parameters below which a chat model answers better over the best sentence alone (SmolLM2-135M:
 # benchmarks/RESULTS.md).
 SMALL = 500_000_000
@@ -247,7 +247,7 @@ class Answerer(ABC):
 
 def search_unique(search: Callable[[int], list[Hit]], many: int, first: int) -> list[Hit]:
     """Return `many` hits without copies, of the `first` or, where copies fill those, of more."""
-    for k in (first << doubling for doubling in range(DOUBLINGS)):
+    for k in (first << doubling for doubling in range(SEARCHES)):
         hits = search(k)
         results = unique(hits)
         if len(results) >= many or len(hits) < k:
