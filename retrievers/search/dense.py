@@ -128,7 +128,7 @@ class SentenceEmbedder:
         if cut := sum(len(row) > most for row in rows):
             warnings.warn(
                 f"{self.name} reads {most} tokens of a passage, and {cut} of {len(texts)} have "
-                "more, by which no search finds them. Name an embedder that reads more.",
+                "more, which dense search ignores. Name an embedder that reads more.",
                 stacklevel=3,
             )
 
