@@ -169,9 +169,9 @@ class OpenAIReply:
         }
 
     def _top(self, scored: TokenLogprob) -> dict[str, float]:
-        """Return the log-probabilities of a token and its alternatives, the first of each name."""
-        top = {self._name(scored.token): scored.logprob}
-        for token, logprob in scored.top:
+        """Return the log-probabilities of a token and its alternatives, the best of each name."""
+        top, pairs = dict[str, float](), [(scored.token, scored.logprob), *scored.top]
+        for token, logprob in sorted(pairs, key=lambda pair: -pair[1]):
             top.setdefault(self._name(token), logprob)
         return top
 

@@ -78,9 +78,8 @@ class Decoder:
     def piece_bytes(self, token: int) -> bytes | None:
         """Return the bytes of a token's text, also of a part of a character; None if unknown."""
         text = self.piece(token)
-        if _REPLACEMENT not in text:
-            return text.encode()
-        name = str(self._name_of(token))
+        if _REPLACEMENT not in text or _REPLACEMENT in (name := str(self._name_of(token))):
+            return text.encode()  # a token may be that character itself
         if token in self.byte_ids:
             return bytes([int(name[3:5], 16)])
         values = [_BYTES.get(character, -1) for character in name]

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from ragspec.pipelines.openai import OpenAIReply
 from ragspec.sampling.decoding import decoder_of
-from ragspec.sampling.text_output import TextOutput
+from ragspec.sampling.settings import TokenLogprob
+from ragspec.sampling.text_output import PlacedToken, TextOutput
 from tests.support import tiny
 
 KINDS = ("byte-level", "metaspace", "byte-fallback", "word-piece")
 SPECIAL = "<eos>"
-
-
 PIECES = [*".?!,'ntmsver", "##s", "##t", "##n", "##'", "'s", "n't", "'ve", "'re", "it", "go"]
 
 
@@ -37,8 +37,7 @@ def word_piece() -> Any:
 
 @cache
 def tokenizer(kind: str) -> Any:
-    """Return a byte-level tokenizer, one of words, one of letters that falls back to bytes, or one
-    that removes spaces before punctuation."""
+    """Return a tokenizer of bytes, of words, of letters or bytes, or of parts of words."""
     if kind == "byte-level":
         return tiny.bpe_tokenizer()
     if kind == "word-piece":
@@ -78,6 +77,15 @@ def test_bytes_of_a_token_are_those_of_its_text(kind: str) -> None:
         raw = decoder.piece_bytes(token)
         assert raw is not None and raw.decode(errors="replace") == decoder.piece(token)
         assert kind != "byte-fallback" or token >= 256 or raw == bytes([token])
+    backend = Tokenizer(models.WordLevel({"\ufffd": 0}, "\ufffd"))
+    mark: Any = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert decoder_of(mark).piece_bytes(0) == " \ufffd".encode()
+
+
+def test_a_byte_with_the_name_of_a_better_token_is_not_the_best() -> None:
+    byte = PlacedToken(TokenLogprob(97, -5.0, ((257, -0.1),)), 0, "a")
+    reply = OpenAIReply(False, "x", tokenizer("byte-fallback")).logprobs([byte])
+    assert reply["top_logprobs"] == [{"a": -0.1}]
 
 
 def parts(tokens: list[int], sizes: list[int]) -> list[list[int]]:
