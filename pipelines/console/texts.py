@@ -17,7 +17,7 @@ LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET = ".parquet"
 # Columns that are read by default, in this order; the last three hold token ids.
 TEXT_FIELDS = ("text", "content", "document", "answer", "code", "ids", "input_ids", "tokens")
-PROMPT_FIELDS = ("prompt", "messages", "question", "turns", "ids")
+PROMPT_FIELDS = ("prompt", "messages", "question", "turns", "ids", "text")
 HUB = "hf:"  # begins the name of a data set of Hugging Face, or of a folder that holds one
 ROWS = 1024
 

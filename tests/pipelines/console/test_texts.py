@@ -109,8 +109,9 @@ def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "hi"}]
     rows: list[Any] = [{"prompt": "a", "id": "1"}, {"messages": turns}]
     rows += [{"question": "b"}, {"ids": [4, 5]}, {"category": "c", "turns": ["d", "e"]}]
+    rows += [{"text": "f", "meta": {"n": 1}}]
     path = write_rows(tmp_path / "p.jsonl", rows)
-    assert list(read_prompts(path)) == ["a", turns, "b", [4, 5], "d"]
+    assert list(read_prompts(path)) == ["a", turns, "b", [4, 5], "d", "f"]
     with pytest.raises(InputError, match="line 2 has no column 'prompt'"):
         list(read_prompts(path, "prompt"))
     with pytest.raises(DocumentError, match="missing"):
