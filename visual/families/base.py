@@ -123,9 +123,9 @@ class Family:
         subject = f"{folder} does not load as a {loader.__name__}"
         expected = "what its save_pretrained wrote. Copy it again."
         with loading.expect_readable(subject, expected), ExitStack() as stack:
-            report = logging.getLogger("transformers.modeling_utils")
-            stack.callback(report.setLevel, report.level)
-            report.setLevel(logging.ERROR)  # it would name weights that `complete` converts
+            report, nothing = logging.getLogger("transformers.modeling_utils"), logging.Filter("-")
+            stack.callback(report.removeFilter, nothing)
+            report.addFilter(nothing)  # it would name weights that `complete` converts
             model, info = loader.from_pretrained(
                 folder,
                 dtype=pick_dtype(dtype, place),
