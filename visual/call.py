@@ -1,6 +1,6 @@
 """`ImageCall`: the arguments of one call of an image pipeline; and how a pipeline drafts."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -211,16 +211,16 @@ def one_each(value: Any, count: int, what: str, of: str = "image") -> list[Any]:
 def some(value: Any) -> list[Any]:
     """Return prompts or classes as a list, also if there is only one; raise InputError for none."""
     many = [value] if _is_one(value) else list(value)
-    if not many or isinstance(value, Mapping | Set):  # which have no order, or other content
-        got = f"a {type(value).__name__}" if many else "an empty list"
-        raise InputError(f"got {got}; expected a list of at least one prompt or class to draw.")
+    if not many:
+        raise InputError("got an empty list; expected at least one prompt or class to draw.")
     return many
 
 
 def _is_one(value: object) -> bool:
-    """Return whether a value is one item; scalar arrays have an __iter__ that raises."""
-    plain = plain_value(value)
-    return isinstance(plain, str | bytes) or not hasattr(plain, "__iter__")
+    """Return whether a value is one item; sets and mappings are no lists, so each is refused."""
+    plain = plain_value(value)  # scalar arrays have an __iter__ that raises
+    one = isinstance(plain, str | bytes | set | frozenset | Mapping)
+    return one or not hasattr(plain, "__iter__")
 
 
 def checked_texts(texts: Sequence[object]) -> list[str]:
