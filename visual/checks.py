@@ -190,7 +190,7 @@ def check_mode(model: "torch.nn.Module") -> None:
     layers = (each for each in model.modules() if isinstance(each, _DropoutNd) and each.p)
     if model.training or any(layer.training for layer in layers):
         raise InputError(
-            f"got a {type(model).__name__} in training mode, which draws no image twice; expected "
+            f"got a {type(model).__name__} in training mode, which may drop values; expected "
             "evaluation mode. Call model.eval() before drawing."
         )
 
