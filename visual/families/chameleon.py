@@ -151,7 +151,7 @@ class Chameleon(multimodal.PromptFamily):
         known = self.model.model.vocabulary_mapping.vocab_map
         names = [f"<reserved{8800 + side // 2:05d}>" for side in raster.shape if self.step]
         if any(name not in known for name in names):
-            last = int(max(name for name in known if name.startswith("<reserved088"))[9:-1])
+            last = int(max(name for name in known if name.startswith("<reserved"))[9:-1])
             raise InputError(
                 f"got an image of {height} x {width} pixels; expected at most "
                 f"{(last - 8800) * 2 * self.codec.reduction} in height and width: the model has no "
