@@ -5,7 +5,7 @@ A field that changes the result is honoured or refused by name. All other fields
 """
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -42,24 +42,26 @@ REFUSED = MappingProxyType(
             *("bad_words_ids", "stopping_strings", "ban_eos_token", "begin_suppress_tokens"),
             *("dynamic_temperature", "smoothing_factor", "mirostat_mode", "prompt_embeds"),
             *("return_token_ids", "return_tokens_as_token_ids", "n_probs", "response_schema"),
-            *("format", "sampling_params", "options", "extra_body", "stream", "lora", "init_image"),
-            *("input_image", "sampler", "scheduler"),
+            *("format", "sampling_params", "options", "extra_body", "stream"),
         ),
         NOTHING,
     )
     | dict.fromkeys(("tool_choice", "function_call"), (*NOTHING, "none", "auto"))
     | dict.fromkeys(("best_of", "length_penalty", "num_beams", "guidance_scale"), (None, 1))
+    | dict.fromkeys(("typical_p", "typical", "tfs_z", "tfs"), (None, 1))
+    | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
+    | dict.fromkeys(("do_sample", "skip_special_tokens"), (None, True))
+    | dict.fromkeys((CONTINUES, ANSWERS), (None,))  # see `_refused`
+    | {"eos_token_id": (None,), "forced_eos_token_id": (None,), "modalities": (*NOTHING, ["text"])}
+    | {"top_n_sigma": (*NOTHING, -1), "detokenize": (None, True), "output_format": (None, "png")}
+    | {"response_format": (None, {"type": "text"}), "background": (None, "auto", "opaque")}
+)
+REFUSED_IN_IMAGES = REFUSED | (
+    dict.fromkeys(("lora", "init_image", "input_image", "sampler", "scheduler"), NOTHING)
     | dict.fromkeys(("guidance", "cfg_scale", "cfg", "strength"), (None,))
     | dict.fromkeys(("frequency_penalty", "presence_penalty"), (None, 0))
     | {"repetition_penalty": (None, 1), "cfg_interval": (None, -1), "logit_bias": (None, {})}
     | {"quality": (None, "auto", "standard"), "input_fidelity": (None, "low")}
-    | dict.fromkeys(("typical_p", "typical", "tfs_z", "tfs"), (None, 1))
-    | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
-    | dict.fromkeys(("do_sample", "skip_special_tokens"), (None, True))
-    | dict.fromkeys((CONTINUES, ANSWERS), (None,))  # see `_neutral`
-    | {"eos_token_id": (None,), "forced_eos_token_id": (None,), "modalities": (*NOTHING, ["text"])}
-    | {"top_n_sigma": (*NOTHING, -1), "detokenize": (None, True), "output_format": (None, "png")}
-    | {"response_format": (None, {"type": "text"}), "background": (None, "auto", "opaque")}
 )
 SYNONYMS = MappingProxyType(dict.fromkeys(("guidance", "cfg_scale", "cfg"), "guidance_scale"))
 
@@ -235,8 +237,10 @@ class StoreRequest(BaseModel):
     path: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-def _neutral(body: Body) -> dict[str, tuple[Any, ...]]:
-    """Return the REFUSED; a last message of the assistant, unless blank, is always continued."""
+def _refused(body: Body) -> Mapping[str, tuple[Any, ...]]:
+    """Return the REFUSED of a body; a last message of the assistant, unless blank, is always continued."""
+    if isinstance(body, ImageRequest):
+        return REFUSED_IN_IMAGES
     last = body.messages[-1] if isinstance(body, ChatRequest) else None
     goes_on = last is not None and last.role == "assistant" and bool(text_of(last.content).strip())
     return REFUSED | {CONTINUES: (None, goes_on), ANSWERS: (None, not goes_on)}
@@ -244,16 +248,16 @@ def _neutral(body: Body) -> dict[str, tuple[Any, ...]]:
 
 def ignored_fields(body: Body) -> dict[str, str]:
     """Return a header naming ignored fields; raise ApiError for one that matters or is misspelt."""
-    names, neutral = dict[str, None](), _neutral(body)
+    names, refused = dict[str, None](), _refused(body)
     for path, value, known in _unknown_fields(body, ""):
         name = path.rpartition(".")[2]
         plain = quote(".".join(each for each in path.split(".") if not each.isdecimal())) or "''"
-        if plain in names or value is None or value in neutral.get(name, ()):
+        if plain in names or value is None or value in refused.get(name, ()):
             continue
         if len(names) == MOST_IGNORED or len(plain) > LONGEST_NAME:
             raise ApiError(400, f"expected at most {MOST_IGNORED} further fields, of short names.")
         near = difflib.get_close_matches(SYNONYMS.get(name, name), known, 1, 0.8)
-        if name in REFUSED or near:
+        if name in refused or near:
             hint = f"Did you mean {near[0]}?" if near else "This server does not support it."
             raise ApiError(400, f"{path}: expected none. {hint}", "unsupported", path)
         names[plain] = None

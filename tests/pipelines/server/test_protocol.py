@@ -112,7 +112,7 @@ def test_ignored_fields_are_named_in_a_header(client: httpx.Client) -> None:
     silent: Any = [{"role": "assistant"}, {"role": "assistant", "content": []}]
     part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
     body = {**CHAT, "messages": [USER, reply, *silent, {**USER, "content": [part]}]}
-    body |= {"prompt_cache_key": "k", "tools": [], "tool_choice": "none", "user_id": "x\n"}
+    body |= {"quality": "hd", "tools": [], "tool_choice": "none", "user_id": "x\n"}
     body |= {"response_format": {"type": "text"}, "max_tokens": 8.0, "n": 1.0, "seed": 3.0}
     body |= {"store": True, "top_logprobs": 0, "mirostat": 0, "do_sample": True, "tfs": 1.0}
     body["add_special_tokens"] = False  # which the template decides
@@ -120,7 +120,7 @@ def test_ignored_fields_are_named_in_a_header(client: httpx.Client) -> None:
     assert result.status_code == 200, result.text
     assert set(result.headers["x-ignored-fields"].split(", ")) == {
         *("messages.type", "messages.id", "messages.reasoning_content"),
-        *("messages.annotations", "messages.content.cache_control", "prompt_cache_key", "user_id"),
+        *("messages.annotations", "messages.content.cache_control", "quality", "user_id"),
         "add_special_tokens",
     }
     assert "x-ignored-fields" not in post(client, CHAT).headers
