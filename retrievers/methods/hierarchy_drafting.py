@@ -80,8 +80,7 @@ class HierarchyDrafter(Combined):
         level, guess: In the n-gram form, tokens of an n-gram, and n-grams of the context after a
             token.
         lookahead: The context also learns from tokens that the target did not choose.
-        reserve: Share of the budget that each later level keeps for nodes of at least
-            `SURE`, an acceptance probability.
+        reserve: Share of the budget that each later level keeps for nodes of at least `SURE`.
 
     Attributes:
         most_nodes: Limit of every tree besides the budget, None for no limit.

@@ -40,8 +40,7 @@ class HeadDrafter(Drafter):
         target: The model that it was trained for, or a `CausalTarget` over it; the engine must run
             the same one.
         depth: Largest depth of a draft; None leaves it to the budget.
-        width, mode, min_expected_gain: As for `ModelDrafter`.
-        static: As for `ModelDrafter`; a compiled mode captures the head, too.
+        width, mode, min_expected_gain, static: As for `ModelDrafter`; captures include the head.
 
     Raises:
         InputError: The settings are invalid.
