@@ -238,7 +238,7 @@ class StoreRequest(BaseModel):
 
 
 def _refused(body: Body) -> Mapping[str, tuple[Any, ...]]:
-    """Return the REFUSED of a body; a last message of the assistant, unless blank, is always continued."""
+    """Return the REFUSED; a last message of the assistant, unless blank, is always continued."""
     if isinstance(body, ImageRequest):
         return REFUSED_IN_IMAGES
     last = body.messages[-1] if isinstance(body, ChatRequest) else None
