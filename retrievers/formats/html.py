@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 _HIDDEN = "script style template noscript svg head title nav iframe annotation annotation-xml"
 HIDDEN = frozenset({"hidden-elements", *_HIDDEN.split()})
-_LOOSE = (
-    "address article aside blockquote body center details dialog div dl fieldset figcaption figure "
-    "footer form h1 h2 h3 h4 h5 h6 header hgroup hr html main p pre search section summary table"
-)
+_LOOSE = """address article aside blockquote body center details dialog div dl fieldset figcaption
+figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html main p pre search section summary
+table"""
 LOOSE = frozenset(_LOOSE.split())  # these stand between blank lines; the others begin a line
 _LINES = "box br caption dd dt legend li listing ol option select tbody tfoot thead tr ul xmp"
 BLOCKS = LOOSE | set(_LINES.split())
@@ -38,7 +37,7 @@ WIDGETS = ("button", "label", "object", "select", "textarea", "video")  # boxes 
 STRUCK = frozenset({"del", "s", "strike"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
 # Parts that screen readers leave out as well: menus in other elements, icons, second copies.
-UNSEEN = '//body//*[@role="navigation" or @role="search" or @aria-hidden="true"]'
+UNSEEN = '//body//*[not(self::svg)][@role="navigation" or @role="search" or @aria-hidden="true"]'
 UNSHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 BOX = re.compile(r"(?<![\w-])display\s*:\s*(block|flex|flow-root|grid|list-item|table)", re.I)
 _NUMBERS = r"none|disc|circle|square|(decimal(-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))"
@@ -215,8 +214,9 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
         if is_mail and ("hidden" in element.attrib or UNSHOWN.search(style)):
             element.tag = "hidden-elements"
         if BOX.search(style) and element.tag not in BLOCKS | CELLS:
-            element.addprevious(element.makeelement("box"))
-            element.append(element.makeelement("box"))
+            element.addprevious(box := element.makeelement("box"))
+            box.append(element)
+            box.tail, element.tail = element.tail, None
         tags, match = [each.tag for each in element], STYLE.search(style)
         if match and match[1] and WORD.search("".join(element.itertext())):
             continue  # a label that is aligned with an icon
@@ -258,7 +258,7 @@ def number(root: "_Element") -> None:
             count = whole(item.get("value"), count)
             kind, place = form_of(item, form), item
             label = f"{formatted(count, kind)}. " * bool(kind)
-            while len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:
+            while kind and len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:
                 place = place[0]
             place.text = ILLEGAL.sub(" ", f"{label}{(place.text or '').lstrip()}")
             count += step

@@ -117,7 +117,8 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<del><del><p>a<s>b</s></p></del> </del><del><pre>c\nd</pre></del>", "~~ab~~\n\n~~c\nd~~"),
         ("<pre>a\n <del>b\n c</del>d</pre>", "a\n ~~b\n c~~ d"),
         ("<table><tr><th><th>a<tr><td>b<td>1</table>", "\ta\nb\t1"),
-        ("<ol type=i start=99><li value=x>q<ul><li>r</ul></ol>", "xcix. q\nr"),
+        ("<ol type=i start=99><li value=x>q<ul><li><pre>  r</ul></ol>", "xcix. q\n\n  r"),
+        ("<ol><li><b style=display:grid>a</b>c</ol>", "1. a\nc"),
         (
             "<ol type=a start=26><li>a<li>b<li style='list-style: none'>c<li type=I>d</ol>"
             "<ul style='list-style-type: upper-latin'><li>e<li style=list-style-type:decimal>f",
