@@ -34,19 +34,20 @@ class LenientPolicy(EmailPolicy):
     def header_fetch_parse(self, name: str, value: str) -> Any:
         """Return a line, with encoded words as text."""
         if name.title() in LINES:
-            text = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            return ENCODED_WORDS.sub(_decoded_words, " ".join(text.split()))
+            text = ENCODED_WORDS.sub(_decoded_words, " ".join(value.split()))
+            return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         with suppress(Exception):  # such as IndexError
             return super().header_fetch_parse(name, value)
         return super().header_fetch_parse(name, value.partition(";")[0])
 
 
 def _decoded_words(match: re.Match[str]) -> str:
-    """Return the text of encoded words; characters may be split between them."""
+    """Return the text of encoded words; characters may be split between them, or not encoded."""
+    words = re.sub("[\udc80-\udcff]", lambda byte: f"={ord(byte[0]) & 255:02X}", match[0])
     with suppress(HeaderParseError):
         return "".join(
             data.decode(codec_of(str(name).split("*")[0]) or "utf-8", "replace")
-            for data, name in decode_header(match[0])
+            for data, name in decode_header(words)
         )
     return match[0]
 
