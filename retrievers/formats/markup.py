@@ -21,7 +21,7 @@ RST_HEADING = re.compile(r"^ ?(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
 FOLD = re.compile(rb"\r?\n[ \t]")  # within a line of a calendar or of contacts
 # Texts and files of contacts, as in vCard 2.1.
 CODED = re.compile(rb"(?im)^([^:\n]*);(?:ENCODING=)?QUOTED-PRINTABLE\b([^:\n]*:)((?:.*=\r?\n)*.*)")
-BINARY = re.compile(rb"(?im)^([^:\n]*(?:;(?:ENCODING=)?B(?:ASE64)?\b[^:\n]*:|:data:.*;base64,)).+")
+BINARY = re.compile(rb"(?im)^([^:\n]*(?:(?:;ENCODING=B|\bBASE64)\b[^:\n]*:|:data:.*;base64,))\S.*")
 ESCAPED = re.compile(r"\\([\\,;nN])")
 PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
 

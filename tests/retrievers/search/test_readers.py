@@ -61,7 +61,7 @@ LATIN = b"From: Ann\nContent-Type: multipart/mixed; boundary=B\n\n%s%s%s%s--B--\
     PART % (b"text/css", b"p {}"),
     PART % (b"text/html; charset=undefined", b"<table><td><td>c</table><ol><li>a&#12;b</ol>"),
 )
-ODD = b"From: =?UTF-8?Q?Ann_M=C3?=\n =?UTF-8?Q?=BCl=0A?= <a@[\nFrom: B\nTo: <\nCc: =?utf-8?B?a?=\n"
+ODD = b"From: =?UTF-8?Q?Ann_M=C3?=\n =?UTF-8?Q?\xbcl=0A?= <a@[\nFrom: B\nTo: <\nCc: =?utf-8?B?a?=\n"
 ODD_READ = "From: Ann Mül <a@[\nTo: <\nCc: =?utf-8?B?a?=\n\nHi"
 HIDING = b"<p hidden>1<p>Stay <b style='color:red; DISPLAY: none'>2</b>at home"
 SEALED = b"From: Ann <ann@example.org>\nContent-Type: application/pgp-encrypted\n\nx"
@@ -410,10 +410,10 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     (
         "a.vcf",
         write(
-            "N;ENCODING=QUOTED-PRINTABLE;X=1:M=C3=BC=\nl=20=0Al\nPHOTO;BASE64:/9j\n 4A\nT:a=b\n"
+            "N;ENCODING=QUOTED-PRINTABLE;X=1:M=C3=BC=\nl=20=0Al\nPHOTO;BASE64:/9j\n 4A\nT;B:a=b\n"
             "FN;CHARSET=windows-1252;QUOTED-PRINTABLE:J=F6rg\nKEY:data:a/b;base64,iV"
         ),
-        "N;X=1:Mül  l\nPHOTO;BASE64:\nT:a=b\nFN;CHARSET=windows-1252:Jörg\nKEY:data:a/b;base64,",
+        "N;X=1:Mül  l\nPHOTO;BASE64:\nT;B:a=b\nFN;CHARSET=windows-1252:Jörg\nKEY:data:a/b;base64,",
         "",
         ["2 embedded files left out"],
     ),
