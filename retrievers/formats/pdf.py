@@ -42,7 +42,7 @@ NUMBERED = re.compile(
 BREAK = re.compile(r"(?<=\S)\r\n(?=[^\r])")
 FALSE_BREAK = "\r\r"  # in place of such a break that is none
 INNER_DIGITS = re.compile(rf"(?<=\S)(?:{FALSE_BREAK})?[-+−]?\d+")
-SMALL, RAISED = 0.85, 0.15  # a raised digit's most height and least rise, of what precedes it
+SMALL, LARGE, RAISED = 0.85, 1.3, 0.15  # a raised digit's most heights and least rise
 TOUCH, NEAREST = 0.1, 0.75  # of a line's height: most gap of touching characters, least of lines
 UNREAD, VALUED = {2: "check boxes", 3: "buttons"}, (4, 5, 6)  # types of form fields in pdfium
 NOTES, XFA_FORM = {1: "sticky notes", 17: "attached files"}, 2  # types of annotations, of forms
@@ -163,7 +163,8 @@ def _with_raised(part: object, text: str) -> str:
 
     def marked(match: re.Match[str]) -> str:
         digits, at, (base, height, *_) = match[0], len(match[0]), box(match.start() - 1)
-        most = inf if digits.startswith(FALSE_BREAK) else SMALL * height
+        is_joined = digits.startswith(FALSE_BREAK) and box(match.end() - 1)[1] < LARGE * height
+        most = inf if is_joined else SMALL * height  # fonts differ in height, but less
         for baseline, size, *_ in map(box, reversed(range(*match.span()))):
             if baseline <= base + RAISED * height or not 0 < size < most:
                 break

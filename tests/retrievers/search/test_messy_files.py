@@ -135,6 +135,7 @@ def test_attached_files_and_xfa_of_a_pdf_are_noted(tmp_path: Path) -> None:
         ("A note", "3,4", " ends", "note^3,4"),
         ("m", "2", " is a unit", "m^2 is a unit"),
         ("2", "10", " = 1024", "2^10 = 1024"),
+        ("log) Tj /F1 9 Tf -5 Ts (2", "", "8 = 3", "log28 = 3"),
         ("See ", "5", "6 and 3", "See 5"),
         ("A) Tj 0 1 -1 0 40 300 Tm (Q", "", "4 W12 turned", "Q4 W12 turned"),
         ("AAAA x", "2", " ends", "\U0001d434" * 4 + " x^2"),
