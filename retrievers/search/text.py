@@ -18,7 +18,7 @@ CASELESS = "\u05d0-\u06d3\u10d0-\u10ff\uac00-\ud7af"  # Hebrew, Arabic, Georgian
 CAPITAL = f"A-Z0-9{CASELESS}" + "".join(filter(str.isupper, map(chr, range(0xC0, 0x2000))))
 # Abbreviations, initials of names, ordinals and numbers of items: a sentence goes on after them.
 ABBREVIATIONS = r"""Mr Mrs Ms [Dd]r [Pp]rof St Lt Col Gen Capt Rev Sgt Gov Sen Mt Sr Sra Sig Hr Fr
-Mme Mlle MM Nr Fig vs cf e\.g i\.e d\.\sh u\.\sa [Cc]a approx vgl bzw evtl ggf inkl zzgl sog max Mio
+Mme Mlle MM Nr Fig vs cf e\.g i\.e d\.\sh u\.\sa [Cc]a approx vgl bzw evtl ggf inkl zzgl sog Mio
 Mrd EE av ul np bijv ул им [A-HJ-Z\u05d0-\u06d3] \d\.\s\d \d\.\s\d\d"""
 ARTICLES = "[Dd](?:er|ie|as|em|en|es)|[Vv]om|[Zz]u[mr]|bis", "[Ii]m|(?<!I )am"
 ORDINALS = [rf"(?:{each})\s{digits}" for each in ARTICLES for digits in (r"\d", r"\d\d")]
@@ -26,8 +26,8 @@ NUMBERS = [r"^\d", r"^\d\d", r"^[a-z]", r"\s\s\d", r"\s\s\d\d", r"\d\s[adnv]"]  
 BEFORE = [rf"\b{each}" for each in (*ABBREVIATIONS.split(), *ORDINALS)] + NUMBERS
 GOES_ON = "".join(rf"(?<!{each}\.)" for each in BEFORE)
 BEFORE_NUMBER = r"""no nos nr núm pp pág págs pag vol vols ch chap [ck]ap sec sect abs abschn art eq
-eqs tab abb fig figs bd lit ziff anm t[eé]l fax aprox min mind jan feb mar apr jun jul aug sep sept
-o[ck]t nov de[cz] ver ed est al blz kl рис табл стр гл [^\W\d_]"""
+eqs tab abb fig figs bd lit ziff anm t[eé]l fax aprox max min mind jan feb mar apr jun jul aug sep
+sept o[ck]t nov de[cz] ver ed est al blz kl рис табл стр гл [^\W\d_]"""
 NUMBERED = "|".join([rf"(?<=\b{each}\.)" for each in BEFORE_NUMBER.split()] + [r"(?<=str\.)"])
 MONTHS = "Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
 DATE = rf"(?<=\d\.)\s+(?:\d\d?\.(?:\s|\d{{4}})|(?:{MONTHS}|Jahrhundert)\b)"  # 3. Mai, 3. 5. 2024

@@ -183,6 +183,7 @@ def test_copies_are_returned_once() -> None:
             "Der 2. Weltkrieg im Jahr 44 v. Chr. endet.",
         ),
         ("See No. 5, Vol. II, by Wu et al. (2020).", "I say no.", "I am 12.", "In 3 h he goes."),
+        ("Load it with 5 kg max.", "The pump stops."),
         ("Mr. J. R. Hill, vs. Dr. Wu of the U.S. Army, lost.", "So did I.", "See Fig. 3."),
     ],
 )
