@@ -134,7 +134,7 @@ def apply_styles(root: "_Element", styles: Mapping[str, Style]) -> None:
     for run in root.findall(".//{*}r/{*}rPr/{*}position/../.."):  # as LibreOffice raises text
         size, before = whole(attribute(run, "rPr/sz/val")), run.getprevious()
         usual = 0 if before is None else whole(attribute(before, "rPr/sz/val"), 22)
-        if 0 < size < usual and not WORD.search("".join(run.itertext())):
+        if 0 < size < 0.9 * usual and not WORD.search("".join(run.itertext())):
             run.append(E.rPr(E.vertAlign(val=attribute(run, "rPr/position/val"))))
     for name in (*root.iter("{*}rStyle"), *root.iter("{*}pStyle")):
         marks = styles.get(attribute(name, "val"), Style()).marks

@@ -32,7 +32,7 @@ TRACKED = f"""<w:p xmlns:w="{WORD}" xmlns:m="{MATH}">
 </m:sup><m:e><m:r><m:t>x</m:t></m:r></m:e></m:nary><m:f><m:fPr><m:type m:val="noBar"/></m:fPr>
 <m:num><m:r><m:t>n</m:t></m:r></m:num><m:den><m:r><m:t>k</m:t></m:r></m:den></m:f></m:oMath>
 <w:r><w:sym/></w:r><w:r><w:rPr><w:position w:val="-8"/><w:sz w:val="14"/></w:rPr><w:t>2</w:t></w:r>
-<w:r><w:rPr><w:position w:val="8"/><w:sz w:val="99"/></w:rPr><w:t>3</w:t></w:r><w:altChunk/>
+<w:r><w:rPr><w:position w:val="2"/><w:sz w:val="13"/></w:rPr><w:t>3</w:t></w:r><w:altChunk/>
 <w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry/>
 <w:listEntry w:val="Red"/></w:ddList><w:checkBox><w:default w:val="0"/><w:checked/></w:checkBox>
 </w:ffData></w:fldChar><w:fldChar w:fldCharType="end"/></w:r><w:r><w:ruby><w:rt><w:r>
