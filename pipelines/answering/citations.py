@@ -129,7 +129,7 @@ def end_of_run(plain: str, at: int, other: str, start: int) -> int:
 
 
 def collapsed(text: str) -> tuple[str, list[int]]:
-    """Return a text with one space for white space and none invisible, and where it was."""
+    """Return a text with single spaces and no invisible characters, and their places."""
     doubled = re.compile(rf"(?<=\s)\s|{INVISIBLE.pattern}")
     places = [at for at in range(len(text)) if not doubled.match(text, at)]
     return "".join(" " if text[at].isspace() else text[at] for at in places), places
