@@ -50,11 +50,9 @@ OTHER = re.compile(f"[{SPACELESS}{INDIC}]")
 ANY_WORD = re.compile(f"[{SPACELESS}]+|(?:[^\\W_{SPACELESS}]|[{INDIC}])+")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # of terminals
 VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
-_STOP_WORDS = (
-    "a an and are as at be been but by can did do does for from had has have how i if in into is "
-    "it its of on or s t that the their there these this to was were what when where which who "
-    "whom whose why will with you your"
-)
+_STOP_WORDS = """a an and are as at be been but by can did do does for from had has have how i if in
+into is it its of on or s t that the their there these this to was were what when where which who
+whom whose why will with you your"""
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 Span = tuple[int, int]
 
