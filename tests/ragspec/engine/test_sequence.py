@@ -44,15 +44,6 @@ def test_chosen_seeds_differ_between_prompts_and_not_between_samples(plain: Engi
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
 
 
-def test_the_generation_of_an_unfinished_sequence_is_cancelled(plain: Engine) -> None:
-    first, second = opened(plain, PROMPTS[:2], Sampling())
-    first.stop.push(3)
-    for token in (1, 2, 3, 4):
-        second.stop.push(token)
-    assert first.generation().finish_reason == "cancelled"
-    assert second.generation().finish_reason == "length"
-
-
 @pytest.mark.parametrize("budget", ["auto", 4, 0])
 def test_tree_sizes_are_counted_for_every_step(budget: str | int, plain: Engine) -> None:
     for new in (2, 9):
