@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec import Engine, ModelDrafter, Sampling
+from ragspec import Sampling
 from ragspec.drafters.base import DraftContext
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.growth import DraftState
 from ragspec.drafters.model.static_tree import StaticGrowth
 from ragspec.drafters.model.tree_shape import LEVELS, TreeShape
-from ragspec.engine.request import Options
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
@@ -20,10 +19,7 @@ from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check, depths
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.tree_attention import lease
-from ragspec.visual import CodeNeighbours, ImageTarget
-from ragspec.visual.rules.lantern import Lantern
-from tests.support import image_models, tiny
-from tests.support.loops import draft_request
+from tests.support import tiny
 
 PROMPT = tiny.prompt(8)
 SAMPLED = Sampling(temperature=1.0)
@@ -118,51 +114,6 @@ def test_a_static_tree_learns_how_often_first_choices_are_accepted() -> None:
     growth.learn([int(tree.tokens[0]), 1])
     assert growth.typical != before
     assert all(0.0 < accept_prob <= 1.0 for accept_prob in tree.accept_prob.tolist())
-
-
-def draft(seed: int) -> ImageTarget:
-    return image_models.target(image_models.model(seed=seed, layers=1))
-
-
-def tree_of(drafter: ModelDrafter, seed: int) -> tuple[list[int], list[int]]:
-    prompt = image_models.target(image_models.model()).prompt(0)
-    sampling = Sampling(temperature=1.0, seed=seed)
-    session = drafter.open(draft_request(prompt, sampling, seed, image_models.BOOK))
-    tree = session.propose(DraftContext([*prompt, 3], len(prompt), 10), 8)
-    assert tree.kind is drafter.kind
-    return tree.tokens.tolist(), tree.parents.tolist()
-
-
-def test_the_tree_does_not_depend_on_the_seed() -> None:
-    blind, seeing = ModelDrafter(draft(1), mode="deterministic"), ModelDrafter(draft(1))
-    assert blind.kind is DraftKind.DETERMINISTIC
-    assert tree_of(blind, 1) == tree_of(blind, 2)
-    assert tree_of(seeing, 1) != tree_of(seeing, 2)
-
-
-def test_the_first_candidates_are_the_most_probable_codes() -> None:
-    current = draft(1)
-    logits = image_models.guided(current.model, 0, [3])[-1]
-    tokens, parents = tree_of(ModelDrafter(current, mode="deterministic"), 5)
-    first = [token for token, parent in zip(tokens, parents, strict=True) if parent == -1]
-    assert first == logits.topk(len(first)).indices.tolist()
-
-
-def test_walk_stays_exact_and_a_budget_bounds() -> None:
-    target = image_models.target(image_models.model())
-    sampling = Sampling(temperature=1.0, seed=3)
-    options: Options = {"max_new_tokens": image_models.SIDE**2, "ignore_eos": True}
-    plain = Engine(target, None, drafter=None).generate(target.prompt(1), sampling, **options)
-    blind = ModelDrafter(draft(1), mode="deterministic")
-    fast = Engine(target, None, drafter=blind, budget=8)
-    out = fast.generate(target.prompt(1), sampling, **options)
-    assert out.tokens == plain.tokens and out.label == "exact"
-    book = torch.randn(image_models.BOOK, 4, generator=torch.Generator().manual_seed(0))
-    rule = Lantern(CodeNeighbours.build(book, 20), delta=0.5, tv_budget=0.4)
-    loose = Engine(target, None, drafter=blind, budget=8, rule=rule)
-    result = loose.generate(target.prompt(1), sampling, **options)
-    assert result.label == "bounded(tv<=0.4)"
-    assert 0.0 < sum(sum(step.excess) for step in result.steps) <= 0.4
 
 
 def afresh(architecture: str, tokens: Sequence[int]) -> torch.Tensor:
