@@ -19,19 +19,6 @@ Text = list[int]
 documents = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=20), max_size=6)
 
 
-def test_accept_prob_is_share_times_the_chance_of_the_match(tmp_path: Path) -> None:
-    segment = build_segment(tmp_path, [[1, 2, 3], [1, 2, 3], [1, 2, 0], [3, 2, 2]], VOCAB)
-    options = DraftOptions(
-        contexts=2, followed=(0.0, 0.5, 0.8, 0.9), followed_after_miss=(0.0, 0.25)
-    )
-    draft = segment.draft([1, 2], 10, options=options)
-    accept_prob = spelled(draft)
-    # (3): 2 of 3 after [1, 2]. (2): after [2] only, where 2 of 5 places are new: [3, 2], and the
-    # last 2, which ends its document. So it has half of the remaining probability.
-    assert accept_prob == pytest.approx({(3,): 0.8 * 2 / 3, (0,): 0.8 / 3, (2,): 0.2 * 0.25 / 2})
-    assert draft.length == 2
-
-
 def test_no_look_up_goes_beyond_the_depth_of_the_sorting(tmp_path: Path) -> None:
     segment = build_segment(tmp_path, [[0, 1, 2]], VOCAB, depth=8)
     with pytest.raises(InputError, match="max_match is 16; expected 1 to 8, to which"):

@@ -36,43 +36,33 @@ def test_settings_of_training_scripts_are_plain_data(tmp_path: Path) -> None:
 
 
 class Hostile:
-    """Touches a file when it is unpickled."""
+    """Calls a function when it is unpickled."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, *call: Any) -> None:
+        self.call = call
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.path,))
+        return (self.call[0], self.call[1:])
 
 
 def test_other_objects_are_never_opened(tmp_path: Path) -> None:
     mark, file = tmp_path / "was run", tmp_path / "c.pt"
-    settings = argparse.Namespace(hook=Hostile(mark))
-    for content in (
-        {"model": WEIGHTS, "hook": Hostile(mark)},
-        {"model": WEIGHTS, "args": settings},
-    ):
-        torch.save(content, file)
+    hook = Hostile(Path.touch, mark)
+    for more in ({"hook": hook}, {"args": argparse.Namespace(hook=hook)}):
+        torch.save({"model": WEIGHTS, **more}, file)
         with pytest.raises(ModelError, match=r"expected tensors and plain containers"):
             read_checkpoint(file)
     assert not mark.exists()
 
 
-class Command:
-    """Runs a command when it is unpickled, by a module that torch blocks."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.system, ("true",))
-
-
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_no_message_says_how_to_run_what_a_file_holds(tmp_path: Path) -> None:
-    file = tmp_path / "c.pt"
-    torch.save({"model": Command()}, file)
+    file, command = tmp_path / "c.pt", Hostile(os.system, "true")  # of a module that torch blocks
+    torch.save({"model": command}, file)
     contents = {
         file.read_bytes(): "holds posix.system; expected tensors",
-        pickle.dumps(Command(), protocol=2): "holds posix.system; expected tensors",
-        pickle.dumps(Command(), protocol=4): "(UnpicklingError); expected what torch.save",
+        pickle.dumps(command, protocol=2): "holds posix.system; expected tensors",
+        pickle.dumps(command, protocol=4): "(UnpicklingError); expected what torch.save",
         b"": "(EOFError)",
         b"some text\n": "cannot be read",
     }
