@@ -40,13 +40,6 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     assert load_model(tmp_path)[1] is None
 
 
-def test_unknown_dtypes_and_devices_are_input_errors(saved: Path) -> None:
-    with pytest.raises(errors.InputError, match=r"'int9' is unknown.*int8"):
-        load_model(saved, "cpu", "int9")
-    with pytest.raises(errors.InputError, match="'cuda:99' cannot be used"):
-        load_model(saved, "cuda:99")
-
-
 @pytest.mark.parametrize("size", [20, 100, -50])
 def test_cut_weights_are_refused(size: int, saved: Path) -> None:
     weights = saved / "model.safetensors"
@@ -216,6 +209,10 @@ def test_an_adapter_that_does_not_fit_is_refused(
 
 
 def test_conflicting_devices_and_unknown_dtypes_are_refused(saved: Path) -> None:
+    with pytest.raises(errors.InputError, match=r"'int9' is unknown.*int8"):
+        load_model(saved, "cpu", "int9")
+    with pytest.raises(errors.InputError, match="'cuda:99' cannot be used"):
+        load_model(saved, "cuda:99")
     with pytest.raises(errors.InputError, match="expected one of them"):
         load_model(saved, "cpu", device_map="auto")
     run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "3"]

@@ -109,16 +109,6 @@ def test_a_gain_bounds_as_before() -> None:
         assert 0.0 <= picky <= free + 1e-12
 
 
-def test_kinds_choose_the_same_codes() -> None:
-    # The shortcut for coupled drafts makes the same decisions as the full computation.
-    for seed, rule in itertools.product(range(80), RELAXED):
-        distributions, noise = Distributions(CODES, seed % 7), NoiseStream(seed)
-        tree = codes.coupled(2, 2)(distributions, noise, ())
-        short = distributions.judge(rule, tree, noise)
-        full = distributions.judge(rule, replace(tree, kind=DraftKind.DETERMINISTIC), noise)
-        assert (short.path, short.token) == (full.path, full.token)
-
-
 @pytest.mark.parametrize(
     "tree", [codes.fixed(1), codes.fixed(2), codes.coupled(1), codes.coupled(2), codes.sampled(2)]
 )
