@@ -1,11 +1,10 @@
-"""The denoising steps, the mask and the guidance of MAR against plain ones and diffusers."""
+"""The denoising steps, the mask and the guidance of MAR against plain ones."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler
 
 from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at, masked_counts
 from tests.support import plain_mar
@@ -26,18 +25,6 @@ def test_steps_are_those_of_a_plain_prefill(steps: int) -> None:
         assert np.allclose(schedule.mean(step + 1, inputs, clean), mean, rtol=1e-9, atol=1e-9)
         message = schedule.log_variance(step + 1, torch.from_numpy(where))
         assert np.allclose(message, log_variance, atol=1e-9)
-
-
-def test_steps_are_those_of_diffusers_but_for_the_last() -> None:
-    variance = {"beta_schedule": "squaredcos_cap_v2", "variance_type": "learned_range"}
-    theirs = DDPMScheduler(1000, **variance, clip_sample=False, timestep_spacing="linspace")
-    theirs.set_timesteps(100)
-    schedule = LearnedSchedule(100)
-    assert schedule.times == theirs.timesteps.flip(0).tolist()
-    where = torch.tensor([-0.9, 0.3])
-    for step in range(2, 100):
-        result = theirs._get_variance(schedule.times[step - 1], predicted_variance=where)
-        assert torch.allclose(schedule.log_variance(step, where), result, atol=1e-3)
 
 
 @pytest.mark.parametrize(
