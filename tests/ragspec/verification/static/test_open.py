@@ -13,26 +13,9 @@ from ragspec.errors import InputError, PromptTooLongError
 from ragspec.models.checks import MODES
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
-from tests.ragspec.engine.test_engine import PROMPTS, SETTINGS
+from tests.ragspec.engine.test_engine import PROMPTS
 from tests.support import architectures, tiny
-from tests.support.model_state import state_of
 from tests.support.noisy import NoisyTrees
-
-
-def test_texts_of_a_pool_equal_those_of_each_alone(model: Any) -> None:
-    alone = Engine(model, drafter=None)
-    engine = Engine(open_target(model, "eager"), budget=8)
-    settings = [Sampling(temperature=0.9, top_p=0.8, seed=seed) for seed in range(6)]
-    lengths = (4, 20, 9, 16, 3, 12)
-    with engine.with_limits(3) as pool:
-        handles = [
-            pool.submit(PROMPTS[i % 4], settings[i], max_new_tokens=length)
-            for i, length in enumerate(lengths)
-        ]
-        results = [handle.result() for handle in handles]
-    for i, length in enumerate(lengths):
-        expected = alone.generate(PROMPTS[i % 4], settings[i], max_new_tokens=length)
-        assert results[i].tokens == expected.tokens
 
 
 def test_threads_that_share_an_engine_get_correct_texts(model: Any) -> None:
@@ -41,25 +24,6 @@ def test_threads_that_share_an_engine_get_correct_texts(model: Any) -> None:
     with ThreadPoolExecutor(4) as threads:
         texts = threads.map(lambda prompt: engine.generate(prompt, max_new_tokens=12), PROMPTS)
     assert _tokens(texts) == expected
-
-
-@pytest.mark.parametrize("at", [0, 2, 5])
-def test_a_callback_that_raises_leaves_the_engine_usable(at: int, model: Any) -> None:
-    """Also in the middle of a text, while the next step runs."""
-    engine = Engine(open_target(model, "eager"), budget=3)
-    sampling = SETTINGS["penalties"]
-    expected = _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12))
-    before, steps = state_of(model), list[Any]()
-
-    def raises(row: int, step: Any) -> None:
-        steps.append(step)
-        if len(steps) > at:
-            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        engine.generate(PROMPTS, sampling, max_new_tokens=12, on_step=raises)
-    assert at < len(steps) <= at + len(PROMPTS) and state_of(model) == before
-    assert _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12)) == expected
 
 
 @pytest.mark.parametrize("how", ["cancel", "close", "drop"])
