@@ -212,8 +212,7 @@ def side_of(places: int) -> int | None:
 
 def check_settings(rule: str, settings: Iterable[str], allowed: Set[str]) -> None:
     """Raise InputError if the settings of a rule, by name, are not all among those allowed."""
-    foreign = sorted(set(settings) - allowed)
-    if foreign:
+    if foreign := sorted(set(settings) - allowed):
         raise InputError(
             f"rule {rule!r} has no {', '.join(foreign)}; it takes "
             f"{', '.join(sorted(allowed)) or 'no settings'}."

@@ -231,8 +231,7 @@ def write_setup(
             "default rule. Name the rule and its numbers to keep them.",
             stacklevel=4,
         )
-    text = json.dumps(record, indent=2, sort_keys=True) + "\n"
-    (root / SETUP).write_text(text, encoding="utf-8")
+    (root / SETUP).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def as_saved(

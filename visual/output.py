@@ -1,7 +1,7 @@
 """`ImageOutput` and `ImageStats`: what a call of an image pipeline returns."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -96,9 +96,7 @@ class ImageStats:
 
         A pass over several images counts for each of them.
         """
-        if not self.reports:
-            return self.prefixes
-        return sum(report.forward_passes for report in self.reports)
+        return sum(each.forward_passes for each in self.reports) if self.reports else self.prefixes
 
     @property
     def codes_per_forward(self) -> float:
@@ -225,8 +223,7 @@ def samples_of(generations: Sequence[Generation], raster: Raster) -> list[ImageS
 
 def unfinished(like: ImageSample) -> ImageSample:
     """Return the sample of an image that an early end left out."""
-    return replace(
-        like,
+    return ImageSample(
         values=torch.zeros_like(like.values),
         label=UNFINISHED,
         map=np.zeros_like(like.map),
@@ -234,8 +231,6 @@ def unfinished(like: ImageSample) -> ImageSample:
         gaps=np.zeros(0),
         outcomes=None if like.outcomes is None else np.full_like(like.map, -1),
         distances=None if like.distances is None else np.full_like(like.excess, np.nan),
-        report=None,
-        prefixes=0,
     )
 
 

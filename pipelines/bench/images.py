@@ -165,8 +165,7 @@ def _pipe(base: ImagePipeline, variant: ParsedVariant, options: ImageBenchOption
 
 def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
     """Return the parts of a variant's name, see the module; raise InputError for another form."""
-    match = FORM.fullmatch(name.strip())
-    if match is None:
+    if (match := FORM.fullmatch(name.strip())) is None:
         raise InputError(
             f"Expected a variant RULE[@VALUE][:DRAFTER], got {name!r}. Write lantern@0.3, say."
         )
@@ -187,8 +186,7 @@ def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
 
 def _numbers(out: ImageOutput) -> list[int]:
     """Return a number for each code or latent; equal pictures have equal numbers."""
-    latents = getattr(out, "latents", None)
-    if latents is None:
+    if out.latents is None:
         return [int(code) for code in out.codes.flatten().tolist()]
-    rows = latents[0].flatten(end_dim=-2) if latents[0].dim() > 2 else latents[0]
-    return [crc32(row.float().cpu().numpy().tobytes()) for row in rows]
+    rows = out.latents[0].flatten(end_dim=-2).float().cpu().numpy()
+    return [crc32(row.tobytes()) for row in rows]

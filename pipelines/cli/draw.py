@@ -6,7 +6,7 @@ The PNG text "ragspec" of every image has the settings that determine it. No fil
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import count, islice
@@ -173,11 +173,9 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, _, value = text.partition("=")
         name = name.strip().replace("-", "_").replace("lambda", "lam")
-        if name in PLACE:
-            settings[name] = value
-            continue
+        convert: Callable[[str], Any] = str if name in PLACE else int if name in whole else float
         try:
-            settings[name] = int(value) if name in whole else float(value)
+            settings[name] = convert(value)
         except ValueError as error:
             kind = "whole number" if name in whole else "number, such as delta=0.3"
             raise InputError(f"Expected --set NAME=VALUE, got {text!r}. Give a {kind}.") from error

@@ -49,7 +49,3 @@ class Emu3(multimodal.PromptFamily):
         bos = multimodal.mark(self.text_tokenizer, "bos_token")  # the tokenizer itself adds none
         whole = f"{bos}{text}{begin}{raster.height}*{raster.width}{first}"
         return multimodal.text_ids(self.text_tokenizer, whole, first)
-
-    def unconditional(self, ids: list[int], raster: Raster) -> list[int]:
-        """Return the ids of an empty prompt."""
-        return self.ids("", raster)

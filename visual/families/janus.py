@@ -19,7 +19,7 @@ class JanusTarget(MultimodalTarget):
 
     Args:
         prompts: Token ids that end with the begin-of-image token.
-        unconditional: The same ids with padding in place of the text, see `janus_unconditional`.
+        unconditional: The same ids with padding in place of the text, see `Janus`.
     """
 
     kind = "janus"
@@ -37,11 +37,6 @@ class JanusTarget(MultimodalTarget):
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return codes i64 [B, n] embedded and projected to the text's space, [B, n, hidden]."""
         return torch.as_tensor(self.model.prepare_embeddings_for_image_generation(codes))
-
-
-def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
-    """Return Janus' unconditional prompt, padding for all but begin of text and of image."""
-    return [token if token in (bos, boi) else pad for token in prompt]
 
 
 class Janus(PromptFamily):
@@ -99,5 +94,6 @@ class Janus(PromptFamily):
                     f"neither the model's generation_config nor its tokenizer tells {name}; "
                     f"expected the model's own. Set model.generation_config.{name}."
                 )
-            special[name.partition("_")[0]] = int(token)
-        return janus_unconditional(ids, **special)
+            special[name] = int(token)
+        padding = special.pop("pad_token_id")
+        return [token if token in special.values() else padding for token in ids]

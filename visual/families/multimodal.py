@@ -186,8 +186,8 @@ class PromptFamily(Family):
         raise NotImplementedError
 
     def unconditional(self, ids: list[int], raster: Raster) -> list[int]:
-        """Return the ids of the unconditional prompt for a prompt of these ids."""
-        raise NotImplementedError
+        """Return the unconditional ids for a prompt of these ids; by default an empty prompt."""
+        return self.ids("", raster)
 
     def conditions(self, call: ImageCall, raster: Raster) -> list[tuple[Ids, Ids]]:
         """Return the token ids of each prompt, and those that guidance leads away from for it."""
@@ -257,8 +257,7 @@ def prompt_table(
         )
     embedding = model.get_input_embeddings()
     size = embedding.weight.shape[0]
-    wrong = [token for row in rows for token in row if not 0 <= token < size]
-    if wrong:
+    if wrong := [token for row in rows for token in row if not 0 <= token < size]:
         raise InputError(f"got the token id {wrong[0]} in a prompt; expected 0 to {size - 1}.")
     count, length = len(prompts), max(map(len, rows))
     padding = [length - len(row) for row in rows]

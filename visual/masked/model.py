@@ -198,21 +198,20 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, config: MaskedConfig) -> None:
         super().__init__(config)
-        hidden, places = config.hidden_size, config.grid_size**2
-        self.places = places
+        hidden, self.places = config.hidden_size, config.grid_size**2
         self.class_emb = nn.Embedding(config.num_classes, hidden)
         self.fake_latent = nn.Parameter(torch.zeros(1, hidden))  # in place of a class
         self.z_proj = nn.Linear(config.latent_dim, hidden)
         self.z_proj_ln = nn.LayerNorm(hidden, eps=EPS)
-        self.encoder_pos_embed_learned = _table(config.buffer_size + places, hidden)
+        self.encoder_pos_embed_learned = _table(config.buffer_size + self.places, hidden)
         self.encoder_blocks = nn.ModuleList(map(_MaskedLayer, [config] * config.encoder_layers))
         self.encoder_norm = nn.LayerNorm(hidden, eps=EPS)
         self.decoder_embed = nn.Linear(hidden, hidden)
         self.mask_token = _table(1, hidden)
-        self.decoder_pos_embed_learned = _table(config.buffer_size + places, hidden)
+        self.decoder_pos_embed_learned = _table(config.buffer_size + self.places, hidden)
         self.decoder_blocks = nn.ModuleList(map(_MaskedLayer, [config] * config.decoder_layers))
         self.decoder_norm = nn.LayerNorm(hidden, eps=EPS)
-        self.diffusion_pos_embed_learned = _table(places, hidden)
+        self.diffusion_pos_embed_learned = _table(self.places, hidden)
         head = NoiseHead(config.latent_dim, hidden, config.head_width, config.head_layers)
         self.diffloss = nn.ModuleDict({"net": head})  # as in published weights
         self.post_init()
@@ -259,8 +258,8 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         if counts is not None:
             real = torch.arange(known.shape[1], device=known.device) < counts[:, None]
             visible = torch.cat([real.new_ones(rows, buffer), real], 1)
-        places = self._rows(known, self.config.hidden_size)
-        read = self.z_proj(latents.gather(1, self._rows(known, latents.shape[-1])))
+        places = known[..., None].expand(-1, -1, self.config.hidden_size)
+        read = self.z_proj(latents.gather(1, known[..., None].expand(-1, -1, latents.shape[-1])))
         table = self.encoder_pos_embed_learned.expand(rows, -1, -1)
         front = condition[:, None] + table[:, :buffer]
         states = torch.cat([front, read + table[:, buffer:].gather(1, places)], 1)
@@ -278,23 +277,18 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         out: Tensor = self.decoder_norm(states[:, buffer:])
         return out + self.diffusion_pos_embed_learned
 
-    @staticmethod
-    def _rows(places: Tensor, width: int) -> Tensor:
-        return places[..., None].expand(-1, -1, width)
-
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+            nn.init.zeros_(module.bias)
         if isinstance(module, Still):
             nn.init.zeros_(module.weight)
-            nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=_STD)
         elif isinstance(module, nn.LayerNorm) and module.weight is not None:
             nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
         elif isinstance(module, MaskedModel):
             for table in module.parameters(recurse=False):
                 nn.init.normal_(table, std=_STD)

@@ -36,11 +36,9 @@ def by_patterns(*patterns: tuple[str, str]) -> Callable[[Iterable[str]], dict[st
     """Return a function that renames weights by patterns, applied one after the other."""
 
     def rename(names: Iterable[str]) -> dict[str, str]:
-        renamed = {}
-        for name in names:
-            renamed[name] = name
-            for pattern, ours in patterns:
-                renamed[name] = re.sub(pattern, ours, renamed[name])
+        renamed = {name: name for name in names}
+        for pattern, ours in patterns:
+            renamed = {name: re.sub(pattern, ours, each) for name, each in renamed.items()}
         return renamed
 
     return rename
@@ -97,8 +95,7 @@ class WeightLayout:
         self._check_kind(weights, names, origin)
         dtype = weights[next(iter(self.needed))].dtype if dtype is None else dtype
         weights = {ours: each.to(dtype) for ours, each in weights.items()}
-        wrong = [name for name, ours in names.items() if not weights[ours].isfinite().all()]
-        if wrong:
+        if wrong := [name for name, ours in names.items() if not weights[ours].isfinite().all()]:
             raise ModelError(
                 f"{origin} holds {', '.join(wrong[:3])} with values that are not finite; expected "
                 "finite floats. Copy it again, or load it in a wider dtype."
@@ -182,11 +179,8 @@ def read_checkpoint(path: str | Path, places: Sequence[str] = PLACES) -> tuple[T
     if not isinstance(content, Mapping):
         raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")
     inner = next((content[p] for p in places if isinstance(content.get(p), Mapping)), content)
-    weights = {}
-    for name, value in inner.items():
-        if isinstance(value, Tensor):
-            weights[_PREFIXES.sub("", str(name))] = value
-    return weights, content.get("args")
+    tensors = ((str(name), each) for name, each in inner.items() if isinstance(each, Tensor))
+    return {_PREFIXES.sub("", name): each for name, each in tensors}, content.get("args")
 
 
 def _open_safetensors(file: Path) -> Tensors:
@@ -208,8 +202,7 @@ def _open_pickle(file: Path) -> object:
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a refusal, or whatever a damaged file may raise
         # Torch's own text advises how to run the file's code, so the message leaves it out.
-        refused = _REFUSED.search(str(error))
-        if refused is None:
+        if (refused := _REFUSED.search(str(error))) is None:
             reason = str(error) if isinstance(error, OSError) else type(error).__name__
             raise ModelError(
                 f"{file.name} cannot be read as a torch file of tensors ({reason}); expected what "

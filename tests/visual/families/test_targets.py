@@ -13,7 +13,7 @@ from accelerate import cpu_offload
 from ragspec import Engine, ModelDrafter, Sampling
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.visual import ChameleonTarget, Emu3Target, ImageGPTTarget, ImageTarget, Raster
-from ragspec.visual.families.janus import JanusTarget, janus_unconditional
+from ragspec.visual.families.janus import JanusTarget
 from tests.support import tiny_prompted
 from tests.support.noisy import NoisyTrees
 from tests.support.tiny_prompted import BOOK
@@ -38,7 +38,7 @@ def target(
     if kind == "imagegpt":
         return ImageGPTTarget(instance)
     if kind == "janus":
-        usual = [janus_unconditional(prompt, BOS, BOI, PAD) for prompt in prompts]
+        usual = [[x if x in (BOS, BOI) else PAD for x in prompt] for prompt in prompts]
         return JanusTarget(instance, prompts, beside or usual, scale, raster=SQUARE)
     beside = beside or [NOTHING] * len(prompts)
     if kind == "emu3":
