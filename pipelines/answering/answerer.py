@@ -9,7 +9,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -173,7 +172,7 @@ class Answerer(ABC):
         if isinstance(self.retriever, PassageIndex):
             many = max(many, JUDGED)
             first = COPIES * many
-        hits = search_unique(partial(search_hits, self.retriever, question), many, first)
+        hits = search_unique(self.retriever, question, many, first)
         sentences = rank_sentences(question, hits)
         best = max((each.score for each in sentences), default=0.0)
         refused = None
@@ -245,10 +244,10 @@ class Answerer(ABC):
         )
 
 
-def search_unique(search: Callable[[int], list[Hit]], many: int, first: int) -> list[Hit]:
+def search_unique(retriever: Retriever, question: str, many: int, first: int) -> list[Hit]:
     """Return `many` hits without copies, of the `first` or, where copies fill those, of more."""
     for k in (first << doubling for doubling in range(SEARCHES)):
-        hits = search(k)
+        hits = search_hits(retriever, question, k)
         results = unique(hits)
         if len(results) >= many or len(hits) < k:
             break

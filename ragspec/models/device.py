@@ -42,9 +42,8 @@ def pick_device(device: AnyDevice) -> torch.device:
 
 def as_loaded(device: torch.device) -> AbstractContextManager[object]:
     """Return a context without autocast, which would give other numbers than the model's dtype."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
 
 _COUNT: ContextVar[int | None] = ContextVar("threads", default=None)
