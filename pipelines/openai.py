@@ -23,14 +23,9 @@ from ragspec.types import Tokenizer
 
 # Names of OpenAI, transformers and Haystack for one of ours.
 ALIASES = MappingProxyType(
-    {
-        "max_tokens": "max_new_tokens",
-        "max_completion_tokens": "max_new_tokens",
-        "num_return_sequences": "n",
-        "stop_words": "stop",
-        "stop_sequences": "stop",
-        "min_tokens": "min_new_tokens",
-    }
+    dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_new_tokens")
+    | dict.fromkeys(("stop_words", "stop_sequences"), "stop")
+    | {"num_return_sequences": "n", "min_tokens": "min_new_tokens"}
 )
 SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"defaults"}
 OPTIONS = frozenset(["max_new_tokens", "stop", "stop_token_ids", "ignore_eos", "ignore_defaults"])

@@ -22,39 +22,31 @@ LONGEST = 1 << 20  # characters of a text, or tokens of a list
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 CONTINUES, ANSWERS = "continue_final_message", "add_generation_prompt"
 # Fields that would change the result, each with the values that ask for nothing.
+_UNSUPPORTED = """tools functions tool_calls guided_json guided_regex guided_choice guided_grammar
+structured_outputs json_schema grammar suffix mask audio web_search_options use_beam_search
+bad_words allowed_token_ids prompt_logprobs logits_processors include_stop_str_in_output
+top_logprobs regex chat_template truncate_prompt_tokens echo image instructions system template
+images negative_prompt lora_path mirostat dry_multiplier xtc_probability dynatemp_range watermark
+penalty_alpha eta_cutoff epsilon_cutoff no_repeat_ngram_size top_a min_length max_length
+max_output_tokens stop_sequences stop_strings stop_regex structural_tag suppress_tokens
+custom_token_bans conversation messages documents tokenize padding truncation ebnf return_tensors
+return_dict return_assistant_tokens_mask tokenizer_kwargs rule drafter budget codes
+guidance_interval class_labels steps num_inference_steps iterations height width
+num_images_per_prompt bad_words_ids stopping_strings ban_eos_token begin_suppress_tokens
+dynamic_temperature smoothing_factor mirostat_mode prompt_embeds return_token_ids
+return_tokens_as_token_ids n_probs response_schema format sampling_params options extra_body stream"""
 REFUSED = MappingProxyType(
-    dict.fromkeys(
-        (
-            *("tools", "functions", "tool_calls", "guided_json", "guided_regex", "guided_choice"),
-            *("guided_grammar", "structured_outputs", "json_schema", "grammar", "suffix", "mask"),
-            *("audio", "web_search_options", "use_beam_search", "bad_words", "allowed_token_ids"),
-            *("prompt_logprobs", "logits_processors", "include_stop_str_in_output", "top_logprobs"),
-            *("regex", "chat_template", "truncate_prompt_tokens", "echo", "image"),
-            *("instructions", "system", "template", "images", "negative_prompt", "lora_path"),
-            *("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "watermark"),
-            *("penalty_alpha", "eta_cutoff", "epsilon_cutoff", "no_repeat_ngram_size", "top_a"),
-            *("min_length", "max_length", "max_output_tokens", "stop_sequences", "stop_strings"),
-            *("stop_regex", "structural_tag", "suppress_tokens", "custom_token_bans"),
-            *("conversation", "messages", "documents", "tokenize", "padding", "truncation", "ebnf"),
-            *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
-            *("rule", "drafter", "budget", "codes", "guidance_interval", "class_labels", "steps"),
-            *("num_inference_steps", "iterations", "height", "width", "num_images_per_prompt"),
-            *("bad_words_ids", "stopping_strings", "ban_eos_token", "begin_suppress_tokens"),
-            *("dynamic_temperature", "smoothing_factor", "mirostat_mode", "prompt_embeds"),
-            *("return_token_ids", "return_tokens_as_token_ids", "n_probs", "response_schema"),
-            *("format", "sampling_params", "options", "extra_body", "stream"),
-        ),
-        NOTHING,
-    )
+    dict.fromkeys(_UNSUPPORTED.split(), NOTHING)
     | dict.fromkeys(("tool_choice", "function_call"), (*NOTHING, "none", "auto"))
     | dict.fromkeys(("best_of", "length_penalty", "num_beams", "guidance_scale"), (None, 1))
     | dict.fromkeys(("typical_p", "typical", "tfs_z", "tfs"), (None, 1))
     | dict.fromkeys(("n_predict", "num_predict"), (None, -1))
-    | dict.fromkeys(("do_sample", "skip_special_tokens"), (None, True))
+    | dict.fromkeys(("do_sample", "skip_special_tokens", "detokenize"), (None, True))
+    | dict.fromkeys(("eos_token_id", "forced_eos_token_id"), (None,))
     | dict.fromkeys((CONTINUES, ANSWERS), (None,))  # see `_refused`
-    | {"eos_token_id": (None,), "forced_eos_token_id": (None,), "modalities": (*NOTHING, ["text"])}
-    | {"top_n_sigma": (*NOTHING, -1), "detokenize": (None, True), "output_format": (None, "png")}
-    | {"response_format": (None, {"type": "text"}), "background": (None, "auto", "opaque")}
+    | {"response_format": (None, {"type": "text"}), "modalities": (*NOTHING, ["text"])}
+    | {"background": (None, "auto", "opaque"), "output_format": (None, "png")}
+    | {"top_n_sigma": (*NOTHING, -1)}
 )
 REFUSED_IN_IMAGES = REFUSED | (
     dict.fromkeys(("lora", "init_image", "input_image", "sampler", "scheduler"), NOTHING)

@@ -16,11 +16,9 @@ from unicodedata import category
 from ragspec.errors import DocumentError, pluralize
 
 MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
+    ((codecs.BOM_UTF8,), "utf-8-sig"),
+    ((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
+    ((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
 )
 DECLARED = re.compile(
     rb"""<meta[^>]{,200}?charset\s*=\s*["']?\s*([\w.:-]+)|<\?xml[^>]{,80}encoding=["']([\w.:-]+)"""
@@ -34,10 +32,8 @@ WIDER = {
     "tis-620": "cp874",
 }  # fmt: skip
 _LATIN = "cp1252 iso8859_15 cp1250 cp1254 iso8859_2 cp1257 mac_roman cp850 cp437"
-_GUESSED = (
-    "cp1252 cp1250 cp1251 koi8_r cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp874 cp866 cp932 "
-    "euc_jp gb18030 big5 cp949 iso8859_5 iso8859_6 koi8_u"
-)
+_GUESSED = """cp1252 cp1250 cp1251 koi8_r cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp874 cp866
+cp932 euc_jp gb18030 big5 cp949 iso8859_5 iso8859_6 koi8_u"""
 LATIN, GUESSED = _LATIN.split(), _GUESSED.split()
 # Letters of languages above ASCII; one covers nearly all of a text in the right codec.
 ALPHABETS = (
@@ -129,8 +125,8 @@ def clean(text: str) -> str:
 
 def _decoded(data: bytes, has_controls: bool) -> tuple[str, str]:
     """Return the text of a file, and the codec if it is a guess."""
-    for mark, marked in MARKS:
-        if data.startswith(mark):
+    for marks, marked in MARKS:
+        if data.startswith(marks):
             return data.decode(marked, "replace"), ""
     text = strict(data, "utf-8")
     if text is not None and not has_controls:

@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
 _HIDDEN = "script style template noscript svg head title nav iframe annotation annotation-xml"
 HIDDEN = frozenset({"hidden-elements", *_HIDDEN.split()})
+HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 _LOOSE = """address article aside blockquote body center details dialog div dl fieldset figcaption
-figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html main p pre search section summary
-table"""
-LOOSE = frozenset(_LOOSE.split())  # these stand between blank lines; the others begin a line
+figure footer form header hgroup hr html main p pre search section summary table"""
+LOOSE = HEADINGS.union(_LOOSE.split())  # these stand between blank lines; the others begin a line
 _LINES = "box br caption dd dt legend li listing ol option select tbody tfoot thead tr ul xmp"
 BLOCKS = LOOSE | set(_LINES.split())
 CELLS = frozenset({"td", "th"})
-HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 WIDGETS = ("button", "label", "object", "select", "textarea", "video")  # boxes beside text
 STRUCK = frozenset({"del", "s", "strike"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
