@@ -111,9 +111,7 @@ class OpenAIReply:
         self, choices: Sequence[dict[str, object]], *, chunk: bool = False, **more: object
     ) -> dict[str, object]:
         """Return an answer, or a chunk of a stream."""
-        kind = "text_completion"
-        if self.chat:
-            kind = "chat.completion.chunk" if chunk else "chat.completion"
+        kind = f"chat.completion{'.chunk' * chunk}" if self.chat else "text_completion"
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": list(choices), **more}
 
@@ -147,11 +145,9 @@ class OpenAIReply:
         scored = [each.scored for each in placed]
         if self.chat:
             content = [
-                {
-                    **self._scored(token.scored.token, token.scored.logprob, token.part),
-                    "top_logprobs": [self._scored(*pair) for pair in token.scored.top],
-                }
-                for token in placed
+                self._scored(each.token, each.logprob, token.part)
+                | {"top_logprobs": [self._scored(*pair) for pair in each.top]}
+                for each, token in zip(scored, placed, strict=True)
             ]
             return {"content": content, "refusal": None}
         # The first token of an echoed prompt has no probability.

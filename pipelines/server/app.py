@@ -27,8 +27,6 @@ from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import answer, run_in_thread, until_disconnected
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from ragspec.visual.output import ImageOutput
 
 T = TypeVar("T")
@@ -246,18 +244,11 @@ def draw(body: schema.ImageRequest, served: Serving, gone: Callable[[], bool]) -
     if family.condition is not None:
         options[family.condition] = body.prompt
     options |= {"num_images_per_prompt": body.n or 1, "callback_on_step_end": lambda *_: gone()}
-    out = images[name](**options)
-    return {
-        "created": int(time.time()),
-        "data": [{"b64_json": _png(image)} for image in out.images],
-        "metrics": _metrics(out),
-    }
-
-
-def _png(image: "Image") -> str:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
+    out, data = images[name](**options), []
+    for image in out.images:
+        image.save(file := io.BytesIO(), "PNG")
+        data.append({"b64_json": base64.b64encode(file.getvalue()).decode()})
+    return {"created": int(time.time()), "data": data, "metrics": _metrics(out)}
 
 
 def _metrics(out: "ImageOutput") -> dict[str, object]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ragspec.pipelines.server.errors import SIZE, STORE, TEXT, TOKEN, ApiError
@@ -86,10 +86,8 @@ Name = Annotated[str, Field(max_length=500)]
 Samples = Annotated[Int, Field(ge=1, le=MOST_SAMPLES)]
 
 
-class Body(BaseModel):
+class Body(BaseModel, extra="allow", strict=True):
     """A schema that refuses texts in place of numbers."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
 
 class Part(Body):
@@ -220,10 +218,8 @@ class ImageRequest(Body):
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
 
 
-class StoreRequest(BaseModel):
+class StoreRequest(BaseModel, extra="forbid", strict=True):
     """A store to draft from: its name in requests, and its folder on the server."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, Field(pattern=STORE)]
     path: Annotated[str, Field(min_length=1, max_length=4096)]

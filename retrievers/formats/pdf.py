@@ -91,10 +91,9 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     notes += [f"{count} {kind} left out" for kind, count in (+unread).items()]
     texts, removed = cleaned(raw, [margins for _, margins in pages])
     if removed:
-        notes.append(
-            f"{len(removed)} running lines of page edges were removed, each stands once: "
-            + "; ".join({DIGITS.sub("0", line): line for line in removed}.values())
-        )
+        lines = "; ".join({DIGITS.sub("0", line): line for line in removed}.values())
+        note = f"{len(removed)} running lines of page edges were removed, each stands once"
+        notes.append(f"{note}: {lines}")
     name, texts = title or clean(path.name), [*map(str.__add__, texts, forms)]
     parts = [Extract(text, headings=((0, f"{name}, page {n}"),)) for n, text in enumerate(texts, 1)]
     return replace(joined(parts, title, "page"), notes=tuple(notes))
