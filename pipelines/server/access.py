@@ -23,8 +23,7 @@ from ragspec.pipelines.server.settings import ServerSettings, read_keys
 log = logging.getLogger("ragspec.server")
 BODY_BYTES, BODY_SECONDS = 2_000_000, 30.0
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-bearer = HTTPBearer(auto_error=False)
-Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
 def require_key(entries: Sequence[str], expected: str = "a known key") -> params.Depends:

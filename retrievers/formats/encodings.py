@@ -36,11 +36,9 @@ _GUESSED = """cp1252 cp1250 cp1251 koi8_r cp1253 cp1254 cp1255 cp1256 cp1257 cp1
 cp932 euc_jp gb18030 big5 cp949 iso8859_5 iso8859_6 koi8_u"""
 LATIN, GUESSED = _LATIN.split(), _GUESSED.split()
 # Letters of languages above ASCII; one covers nearly all of a text in the right codec.
-ALPHABETS = (
-    "äöüß", "àâçéèêëîïôùûüœæ", "áéíñóúüªº", "áâãàçéêíóôõúü", "àèéìòùî", "åäöæøéüáêèô", "ëïéöüèó",
-    "ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "ăâîșțşţ", "čćđšžäöüõ",
-    "çğıöşüâîû", "áðéíóúýþæö", "àçèéíïòóúü",
-)  # fmt: skip
+_ALPHABETS = """äöüß àâçéèêëîïôùûüœæ áéíñóúüªº áâãàçéêíóôõúü àèéìòùî åäöæøéüáêèô ëïéöüèó ąćęłńóśźż
+áčďéěíňóřšťúůýž áäčďéíĺľňóôŕšťúýž áéíóöőúüű ăâîșțşţ čćđšžäöüõ çğıöşüâîû áðéíóúýþæö àçèéíïòóúü"""
+ALPHABETS = (*_ALPHABETS.split(),)
 BALTIC = ("ąčęėįšųūž", "āčēģīķļņšūž")  # which others resemble in codecs that lack some of them
 SIGNS, LETTER = "“”‘«»€°§©®™•µ±×½¼²³£¢¥¾÷\xa0", r"[^\W\d_]"
 # Signs of such a text: some within words, and others before or behind them.

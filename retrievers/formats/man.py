@@ -16,17 +16,13 @@ from ragspec.retrievers.formats.html import read_html
 from ragspec.retrievers.formats.markup import read_text
 
 PAGE = re.compile(r"^[.'][ \t]*(?:TH|Dt|so)[ \t]+(.*)", re.M)
-CHARACTERS = {
-    "bu": "•", "em": "—", "en": "–", "hy": "-", "co": "©", "rg": "®", "tm": "™", "aq": "'",
-    "dq": '"', "lq": "“", "rq": "”", "oq": "‘", "cq": "’", "ga": "`", "ti": "~", "ha": "^",
-    "rs": "\\", "<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "+-": "±", "mu": "×",
-    "de": "°", "ss": "ß", "Fo": "«", "Fc": "»", "at": "@", "sh": "#", "Do": "$", "ba": "|",
-    "la": "⟨", "ra": "⟩", "--": "—", "Tm": "™", "R": "®", "lt": "<", "gt": ">", "Ba": "|",
-    "C+": "C++", "Aq": "'", "Bq": "„", "ul": "_", "mi": "−", "sl": "/", "br": "|", "pl": "+",
-    "AE": "Æ", "ae": "æ", "OE": "Œ", "oe": "œ", "/L": "Ł", "/l": "ł", "/O": "Ø", "/o": "ø",
-    "aa": "´", "bv": "|", "ci": "○", "dg": "†", "if": "∞", "is": "∫", "mc": "µ", "or": "|",
-    "pd": "∂", "S2": "²", "**": "∗", "12": "½", "14": "¼", "34": "¾", "Eu": "€", "Cs": "¤",
-}  # fmt: skip
+_CHARACTERS = r"""bu •  em —  en –  hy -  co ©  rg ®  tm ™  aq '  dq "  lq “  rq ”  oq ‘  cq ’  ga `
+ti ~  ha ^  rs \  <= ≤  >= ≥  != ≠  -> →  <- ←  +- ±  mu ×  de °  ss ß  Fo «  Fc »  at @  sh #  Do $
+ba |  la ⟨  ra ⟩  -- —  Tm ™  R ®  lt <  gt >  Ba |  C+ C++  Aq '  Bq „  ul _  mi −  sl /  br |
+pl +  AE Æ  ae æ  OE Œ  oe œ  /L Ł  /l ł  /O Ø  /o ø  aa ´  bv |  ci ○  dg †  if ∞  is ∫  mc µ  or |
+pd ∂  S2 ²  ** ∗  12 ½  14 ¼  34 ¾  Eu €  Cs ¤"""
+_WORDS = _CHARACTERS.split()  # each name before its character
+CHARACTERS = dict(zip(_WORDS[::2], _WORDS[1::2], strict=True))
 LATIN = "ABGDEZYHIKLMNCOPRSTUFXQWabgdezyhiklmncoprstufxqw"
 GREEK = "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω"
 CHARACTERS |= {f"*{name}": letter for name, letter in zip(LATIN, GREEK, strict=True)}
