@@ -21,17 +21,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ragspec.retrievers.formats.encodings import INVISIBLE
-from ragspec.retrievers.search.text import (
-    LINE_BREAK,
-    PARAGRAPH_BREAK,
-    SPACELESS_LETTER,
-    STOPS,
-    Span,
-    chunks,
-    heading_of,
-    sentence_spans,
-    words_of,
-)
+from ragspec.retrievers.search import text as texts
 
 if TYPE_CHECKING:
     from ragspec.retrievers.search.dense import StaticEmbedder
@@ -41,7 +31,7 @@ if TYPE_CHECKING:
 MOST = 3  # sentences shown
 LEAST_WORDS, MOST_WORDS = 12, 60
 LEAST_HEADING = 3  # words of a heading that can answer
-MARKS = ".!?" + STOPS
+MARKS = ".!?" + texts.STOPS
 RANK_COST = 0.06  # of the score, for each better passage of the search
 COSINE = 0.5  # of a point, for the cosine of question and sentence
 LATIN_END, FIRST = "\u0250", 5  # letters of a word of another script that are compared
@@ -113,13 +103,13 @@ def score_spans(question: str, spans: "Sequence[tuple[Hit, int, int]]") -> list[
     """Return how well each part of a document, start to end, answers a question."""
     if not spans:
         return []
-    words = words_of(question)
+    words = texts.words_of(question)
     latin = 2 * sum(word < LATIN_END for word in words) >= len(words)
     rarity = {word[: None if latin else FIRST]: _bundled().rarity(word) for word in words}
     terms, weights = list(rarity), np.array([*rarity.values()])
     weights /= max(weights.sum(), 1e-9)
-    texts = [titled(*span) for span in spans]
-    parts = [words_of(text) for text in texts]
+    titled_texts = [titled(*span) for span in spans]
+    parts = [texts.words_of(text) for text in titled_texts]
     if not latin:
         begun = [{word[:FIRST] for word in part} for part in parts]
         shared = np.array([[term in part for term in terms] for part in begun])
@@ -127,7 +117,7 @@ def score_spans(question: str, spans: "Sequence[tuple[Hit, int, int]]") -> list[
     embedder = _judge()
     covered = float(any(map(str.isalnum, question)))  # stop words alone ask for anything
     shares = _likeness(embedder, terms, parts) @ weights if terms else covered
-    cosines = embedder.encode(texts) @ embedder.encode([" ".join(question.split())])[0]
+    cosines = embedder.encode(titled_texts) @ embedder.encode([" ".join(question.split())])[0]
     return list(map(float, (shares + COSINE * cosines) / LEAST_SUM))
 
 
@@ -148,11 +138,11 @@ def _likeness(
 
 def titled(hit: "Hit", start: int, end: int) -> str:
     """Return a part of a document below its titles."""
-    titles = hit.document.title, heading_of(hit.document, start), hit.passage.title
+    titles = hit.document.title, texts.heading_of(hit.document, start), hit.passage.title
     return INVISIBLE.sub("", "\n".join((*titles, hit.document.text[start:end])))
 
 
-def statements(hit: "Hit") -> Iterator[Span]:
+def statements(hit: "Hit") -> Iterator[texts.Span]:
     """Yield the sentences of a passage as characters (start, end) of the document.
 
     Headings with text below them are left out, and long sentences cut at lines. Short ones of one
@@ -165,7 +155,7 @@ def statements(hit: "Hit") -> Iterator[Span]:
     for first, last in _spans(text, passage.start, passage.end, headings):
         size = _word_count(text[first:last])
         separate = not headings.keys().isdisjoint(range(end, first + 1)) or (
-            text[end - 1] in MARKS and PARAGRAPH_BREAK.search(text, end, first)
+            text[end - 1] in MARKS and texts.PARAGRAPH_BREAK.search(text, end, first)
         )
         if words and (separate or min(words, 2 * size) >= LEAST_WORDS):
             yield start, end
@@ -177,9 +167,9 @@ def statements(hit: "Hit") -> Iterator[Span]:
         yield start, end
 
 
-def _spans(text: str, start: int, end: int, headings: Mapping[int, str]) -> Iterator[Span]:
-    empty = list[Span]()  # a heading without text below it so far
-    for first, last in sentence_spans(text, start, end):
+def _spans(text: str, start: int, end: int, headings: Mapping[int, str]) -> Iterator[texts.Span]:
+    empty = list[texts.Span]()  # a heading without text below it so far
+    for first, last in texts.sentence_spans(text, start, end):
         if empty and not headings.keys().isdisjoint(range(empty[0][1], first + 1)):
             yield empty.pop()
         if title := headings.get(first):
@@ -189,8 +179,8 @@ def _spans(text: str, start: int, end: int, headings: Mapping[int, str]) -> Iter
         first = max(first, start)
         if first < last:
             empty.clear()
-            is_long = _word_count(text[first:last]) > MOST_WORDS
-            yield from chunks(text, (first, last), LINE_BREAK) if is_long else [(first, last)]
+            lines = texts.chunks(text, (first, last), texts.LINE_BREAK)
+            yield from lines if _word_count(text[first:last]) > MOST_WORDS else [(first, last)]
     yield from empty
 
 
@@ -207,7 +197,7 @@ def _end_of_heading(text: str, start: int, end: int, title: str) -> int:
 
 def _word_count(text: str) -> int:
     """Return the number of words; two letters of a script without spaces count as one."""
-    return max(len(text.split()), len(SPACELESS_LETTER.findall(text)) // 2)
+    return max(len(text.split()), len(texts.SPACELESS_LETTER.findall(text)) // 2)
 
 
 @cache
