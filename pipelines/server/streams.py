@@ -81,7 +81,7 @@ class RunningTexts:
         texts = [_expect_whole(each) for each in await asyncio.gather(*futures)]
         return texts or [each.unasked.generation for each in self.requests if each.unasked]
 
-    def message(self, index: int, generation: Generation) -> dict[str, Any]:
+    def message(self, index: int, generation: Generation) -> dict[str, object]:
         """Return the citations of a text, and its support or why it is a refusal."""
         request = self.requests[index]
         answer = request.unasked or (request.answer and request.answer(generation))
@@ -119,7 +119,7 @@ def _whole(running: RunningTexts, reply: OpenAIReply, texts: list[Generation]) -
             scored = None if each.logprobs is None else [*request.echoed, *each.logprobs]
             text = replace(each, text=request.echo + each.text, prompt_tokens=[], logprobs=scored)
         placed = None if text.logprobs is None else place_tokens(reply.tokenizer, text)
-        message = {**running.opening(index), **running.message(index, each)}
+        message: dict[str, Any] = {**running.opening(index), **running.message(index, each)}
         finish = finish_reason(each)
         choices.append(reply.choice(index, text.text, placed=placed, finish=finish, **message))
     return reply.record(choices, chunk=False, **figures(texts))
@@ -142,7 +142,7 @@ async def _encode(running: RunningTexts, reply: OpenAIReply, usage: bool) -> Asy
                 yield chunk(reply.choice(index, text, stream=True, placed=placed))
             if generation is not None:
                 done[index] = generation
-                message = await run_in_thread(running.message, index, generation)
+                message: dict[str, Any] = await run_in_thread(running.message, index, generation)
                 finish = finish_reason(generation)
                 yield chunk(reply.choice(index, "", stream=True, finish=finish, **message))
         if usage:

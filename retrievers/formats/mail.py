@@ -7,7 +7,7 @@ from dataclasses import replace
 from email import message_from_bytes
 from email.errors import HeaderParseError
 from email.header import decode_header
-from email.message import EmailMessage
+from email.message import MIMEPart
 from email.policy import EmailPolicy
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def _decoded_words(match: re.Match[str]) -> str:
 def read_message(path: Path, data: bytes) -> Extract:
     """Return the text of a mail and of the mails in it; raise DocumentError if it is none."""
     with parsing(path):
-        message = message_from_bytes(data.lstrip(), policy=LenientPolicy())
+        message: Any = message_from_bytes(data.lstrip(), policy=LenientPolicy())
         is_mail, title = any(message[name] for name in LINES), str(message["Subject"] or "")
     if not is_mail:
         raise DocumentError(f"{path} is no mail; expected lines such as From and Subject.")
@@ -65,7 +65,7 @@ def read_message(path: Path, data: bytes) -> Extract:
     return replace(whole, title=clean(" ".join(title.split())), notes=notes)
 
 
-def _parts(path: Path, message: Any) -> Iterator[Extract]:
+def _parts(path: Path, message: MIMEPart) -> Iterator[Extract]:
     """Yield the header of a message, and the texts and messages in it."""
     with parsing(path):
         header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
@@ -85,7 +85,7 @@ def _parts(path: Path, message: Any) -> Iterator[Extract]:
         yield Extract("", notes=(f"the attachment {clean(name or kind)} left out",))
 
 
-def _forms(path: Path, message: Any) -> tuple[list[Any], str]:
+def _forms(path: Path, message: MIMEPart) -> tuple[list[MIMEPart], str]:
     """Return the plain text, or the page if that says more, then files; and a note on the other."""
     with parsing(path):
         forms = [message.get_body((kind,)) for kind in ("plain", "html")]
@@ -99,13 +99,13 @@ def _forms(path: Path, message: Any) -> tuple[list[Any], str]:
     return [*message.iter_parts()] if best is None else [best, *files], note if lost else ""
 
 
-def _is_file(part: EmailMessage) -> bool:
+def _is_file(part: MIMEPart) -> bool:
     """Return whether a part is attached or a date; the form of a body may have a name, too."""
     form = (kind := part.get_content_type()).startswith(("text/", "multipart/"))
     return kind == "text/calendar" or part.is_attachment() or bool(part.get_filename() and not form)
 
 
-def _body(path: Path, body: EmailMessage) -> Extract:
+def _body(path: Path, body: MIMEPart) -> Extract:
     """Return the text of a part by its charset, or by a guess if Python has none of the name."""
     with parsing(path):
         content, charset = body.get_payload(decode=True), body.get_content_charset() or "utf-8"
