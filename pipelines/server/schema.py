@@ -31,10 +31,10 @@ penalty_alpha eta_cutoff epsilon_cutoff no_repeat_ngram_size top_a min_length ma
 max_output_tokens stop_sequences stop_strings stop_regex structural_tag suppress_tokens
 custom_token_bans conversation messages documents tokenize padding truncation ebnf return_tensors
 return_dict return_assistant_tokens_mask tokenizer_kwargs rule drafter budget codes
-guidance_interval class_labels steps num_inference_steps iterations height width
+guidance_interval class_labels steps num_inference_steps iterations height width stream
 num_images_per_prompt bad_words_ids stopping_strings ban_eos_token begin_suppress_tokens
 dynamic_temperature smoothing_factor mirostat_mode prompt_embeds return_token_ids
-return_tokens_as_token_ids n_probs response_schema format sampling_params options extra_body stream"""
+return_tokens_as_token_ids n_probs response_schema format sampling_params options extra_body"""
 REFUSED = MappingProxyType(
     dict.fromkeys(_UNSUPPORTED.split(), NOTHING)
     | dict.fromkeys(("tool_choice", "function_call"), (*NOTHING, "none", "auto"))
