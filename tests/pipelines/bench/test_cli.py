@@ -38,7 +38,7 @@ def test_a_run_prints_a_table_and_writes_its_file(
     out, err = capsys.readouterr()
     assert "hf-greedy" in out and "measuring ..." in err
     document = json.loads(written.read_text(encoding="utf-8"))
-    assert document["baseline"] == "hf-greedy"
+    assert (document["baseline"], document["items"]) == ("hf-greedy", 2)
     assert [row["variant"] for row in document["rows"]] == ["hf-greedy", "plain", "context"]
     assert all(row["items"] == 2 and row["equal_to_plain"] == 1.0 for row in document["rows"])
 

@@ -81,26 +81,7 @@ def test_a_variant_that_reports_its_prefill_is_not_run_for_one_token() -> None:
     rows = run_benchmark(ITEMS, {"plain": Reporting("plain", log, 1.0)})
     assert all(entry[3] > 1 for entry in log[1:])  # the first one warms up
     assert [row.prefill_seconds for row in rows] == [0.75, 0.25]
-
-
-def test_the_json_has_one_row_for_each_category_and_variant(tmp_path: Path) -> None:
-    show_results(benchmark([]), "hf-greedy", {"model": "m"}, tmp_path / "out.json")
-
-    def forbid(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    text = (tmp_path / "out.json").read_text(encoding="utf-8")
-    document = json.loads(text, parse_constant=forbid)
-    assert document["model"] == "m"
-    assert [(r["category"], r["variant"]) for r in document["rows"]] == [
-        (category, mode) for category in ("qa", "free") for mode in ("hf-greedy", "plain", "lookup")
-    ]
-    for row in document["rows"]:
-        assert row["tokens"] == 30 * row["items"]
-        assert (row["items"], row["timed"]) == ((3, 2) if row["category"] == "qa" else (1, 1))
-        assert row["seconds"] > row["prefill_seconds"] > 0
-        assert row["forwards"] in (90, 30, 10)
-        assert {"loop_share", "equal_to_plain"} <= row.keys()
+    assert [(row.category, row.items, row.timed) for row in rows] == [("qa", 3, 2), ("free", 1, 1)]
 
 
 def runs() -> list[dict[str, list[Outcome]]]:
