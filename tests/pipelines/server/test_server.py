@@ -91,15 +91,8 @@ def test_special_tokens_in_messages_stay_text(client: httpx.Client, instance: En
     assert result["usage"]["prompt_tokens"] > shorter["usage"]["prompt_tokens"] + 1
 
 
-def test_stops_bias_and_penalties_are_applied(client: httpx.Client, instance: Engine) -> None:
+def test_penalties_are_applied(client: httpx.Client, instance: Engine) -> None:
     whole = complete(client, temperature=0, max_tokens=24).json()["choices"][0]["text"]
-    stop = whole[5:7]
-    for stream in (False, True):
-        result = complete(client, temperature=0, max_tokens=24, stop=[stop], stream=stream)
-        assert text_of(parts_of(result, stream)) == whole[: whole.index(stop)]
-    token = instance.tokenizer("Z")["input_ids"][0]
-    forced = complete(client, temperature=0, max_tokens=4, logit_bias={str(token): 100}).json()
-    assert forced["choices"][0]["text"] == "ZZZZ"
     penalties: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": 0.5}
     selection = instance.generate(PROMPT, Sampling(**penalties), **LIMITS)
     request = complete(client, temperature=0, **penalties, max_tokens=24)
