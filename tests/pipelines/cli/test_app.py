@@ -64,17 +64,6 @@ def test_an_early_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsy
     assert "interrupted" in output_of(capsys, "generate", "a", code=130).err
 
 
-def test_generate_prints_one_object_and_repeats_by_seed(model: str, capsys: Capture) -> None:
-    arguments = ["generate", "A draft ", "--model", model, "--max-new-tokens", "12"]
-    arguments += ["--temperature", "0.8", "--seed", "4"]
-    result = run(capsys, *arguments, "--budget", "4")
-    again = run(capsys, *arguments, "--drafter", "none")
-    assert result["text"] == again["text"]
-    assert result["label"] == "exact" == result["report"]["label"]
-    assert result["report"]["seed"] == 4
-    assert result["report"]["tokens"] <= 12
-
-
 def test_stop_strings_may_name_line_breaks() -> None:
     options: Any = SimpleNamespace(stop=[r"a\n", r"\\n", "\n"])
     assert GenerateOptions.stops(options) == ["a\n", r"\n", "\n"]
@@ -89,29 +78,6 @@ def test_a_prediction_saves_forwards(model: str, tmp_path: Path, capsys: Capture
     assert again["text"] == result["text"]
     assert again["report"]["accepted_prediction_tokens"] > 0
     assert again["report"]["forwards"] <= result["report"]["forwards"]
-
-
-def test_generate_streams_the_text_and_writes_notes_to_stderr(
-    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))
-    arguments = ["generate", "-", "--model", model, "--max-new-tokens", "9", "--seed", "1"]
-    streamed = output_of(capsys, *arguments)
-    assert "tokens in" in streamed.err and "seed" not in streamed.err
-    monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))
-    whole = output_of(capsys, *arguments, "--compare")
-    assert streamed.out.strip() == whole.out.strip()
-
-
-def test_report_writes_the_page_of_a_trace(model: str, tmp_path: Path, capsys: Capture) -> None:
-    trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
-    arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "9"]
-    result = run(capsys, *arguments, "--trace", str(trace))
-    assert main(["report", str(trace), "-o", str(page)]) == 0
-    assert "A tree" in page.read_text(encoding="utf-8")
-    steps = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()][1:-1]
-    emitted = "".join(text for step in steps for text in step["texts"])
-    assert emitted.strip() == result["text"].strip()
 
 
 @pytest.mark.parametrize(("at", "compare"), [(3, False), (10, True), (21, True)])

@@ -119,14 +119,6 @@ def instance(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
     return out, folder, embedder
 
 
-def test_an_index_is_replaced_on_request(instance: tuple[str, Path, str], capsys: Capture) -> None:
-    out, folder, embedder = instance
-    again = ["index", "build", str(folder), "--out", out, "--embedder", embedder]
-    err = output_of(capsys, *again, code=2).err
-    assert "is an index already" in err and "--replace" in err and "ragspec index add" in err
-    assert main([*again, "--replace"]) == 0
-
-
 def test_documents_are_added_and_removed(instance: tuple[str, Path, str], capsys: Capture) -> None:
     out, folder, _ = instance
     other = folder.parent / "rail.txt"

@@ -217,6 +217,7 @@ CASES = [
     ("index build docs --out empty --dense near", 2, "Invalid value for '--dense'"),
     ("index build docs --out empty --embedder nosuch", 5, "no model 'nosuch'"),
     ("index build docs --out docs", 8, "docs holds other files (a.txt) and no store"),
+    ("index build docs --out an.index", 2, "puts the new one in its place; `ragspec index add"),
     ("index build docs --out a.store --replace", 8, "expected 'passages'"),
     ("index add an.index none", 7, "none is missing"),
     ("index refresh empty", 8, "holds no store"),

@@ -30,6 +30,7 @@ from ragspec.training.trainer import HeadTrainer, HeadTraining
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.families.llamagen import LlamaGen
 from tests.support import heads, image_models, published_heads, tiny
+from tests.support.calls import noted
 from tests.support.command_line import Capture, output_of, run
 from tests.support.damage import full_disk
 
@@ -176,17 +177,14 @@ def test_a_training_takes_one_step_and_a_resumed_one_may_take_none(
 def test_pictures_are_not_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first code of a part would be read as its condition."""
     model, data = pictures(tmp_path, 6)
-    read, known = StateReader.read, list[Any]()
-
-    def spy(self: StateReader, numbers: Any) -> Any:
-        known.extend(self.chunks[number] for number in numbers)
-        return read(self, numbers)
-
-    monkeypatch.setattr(StateReader, "read", spy)
+    known = list[Any]()
+    read = noted(StateReader.read, known, lambda self, numbers: [self.chunks[n] for n in numbers])
+    monkeypatch.setattr(StateReader, "read", read)
     settings = HeadTraining(steps=3, batch_size=2, length=8)
     train(str(model), data, tmp_path / "head", settings)
-    assert len(known) == 3 * 2 + 6
-    assert all(len(text) == 17 and text[0] >= image_models.BOOK for text in known)
+    texts = [text for each in known for text in each]
+    assert len(texts) == 3 * 2 + 6
+    assert all(len(text) == 17 and text[0] >= image_models.BOOK for text in texts)
 
 
 @pytest.fixture
