@@ -19,14 +19,7 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.batch import Batch, TreeView
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.sequence_cache import SequenceCache
-from ragspec.verification.tree_attention import (
-    NAME,
-    lease,
-    model_configs,
-    tree_attention,
-    tree_mask,
-    tree_view,
-)
+from ragspec.verification.tree_attention import NAME, lease, tree_attention, tree_mask, tree_view
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.sessions import prefill
@@ -299,19 +292,6 @@ def test_trees_are_right_under_large_masks(name: str, monkeypatch: pytest.Monkey
 def local(model: Any, seed: int = 0) -> list[int]:
     """Return what transformers' own generate gives."""
     return tiny.greedy(model, prompt(12, seed=seed), 16)
-
-
-def test_a_lease_nests_and_ends_even_in_an_error() -> None:
-    model = build("llama")
-    configs = model_configs(model)
-    assert [config for config, _ in configs] == [model.config]
-    assert model.config._attn_implementation == "sdpa"
-    with pytest.raises(KeyError), lease(model):
-        with lease(model, configs):
-            assert model.config._attn_implementation == NAME
-        assert model.config._attn_implementation == NAME
-        raise KeyError
-    assert model.config._attn_implementation == "sdpa"
 
 
 def test_models_may_share_a_configuration() -> None:
