@@ -79,20 +79,6 @@ def change_a_weight(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "change"),
-    [("eager", replace_a_weight), ("eager", change_a_weight), ("compile", replace_a_weight)],
-)
-def test_texts_use_the_current_weights(mode: str, change: Any) -> None:
-    model = local_model()
-    target = opened(model, mode)
-    assert written(target) == written(model)
-    change(model)
-    changed = written(model)
-    assert written(target) == changed
-    assert changed != written(local_model())
-
-
-@pytest.mark.parametrize(
     ("change", "selected"), [(replace_a_weight, False), (change_a_weight, True)]
 )
 def test_steps_are_created_again_after_weights_move(change: Any, selected: bool) -> None:
