@@ -321,15 +321,6 @@ def test_batched_sequences_have_the_bits_of_each_alone(model: Any) -> None:
             session.commit([range(len(piece) - 1) for piece in pieces])
 
 
-def test_a_longer_rotary_table_has_the_bits_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, prompt = small(tiny.model()), tiny.prompt(70)
-    expected = write(Engine(model, None, None), prompt).tokens
-    monkeypatch.setattr(module, "POSITIONS", 7)
-    for chunk in (3, 33):
-        engine = Engine(model, None, None).with_limits(1, chunk=chunk)
-        assert write(engine, prompt).tokens == expected
-
-
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_of_torch_changes_nothing(default: torch.dtype) -> None:
     engine = Engine(open_target(tiny.model("llama"), runtime="onnx"))
