@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,20 +13,16 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSess
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.sequence import Sequence
 from ragspec.needs import LAST, Needs
-from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
-from ragspec.retrievers.methods.ngrams import NGramDrafter
 from ragspec.retrievers.methods.rasd import Rasd
-from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
+from ragspec.retrievers.methods.sam_decoding import Select
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
-from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from tests.support import heads, loops, tiny
+from tests.support import loops, tiny
 from tests.support.fixed import FixedDrafter, FixedSession
 
 PROMPT = tiny.prompt(9, seed=3)
@@ -149,29 +144,3 @@ def test_each_row_of_a_batch_observes_its_prefill_data() -> None:
         loops.decode(session, *rows)
     check_prefills(best, hidden, *prompts[:2])
     assert steps.paths
-
-
-@pytest.mark.parametrize(
-    "drafter",
-    [
-        NeighbourDrafter(),
-        NeighbourDrafter(reads_prompt=False),
-        NGramDrafter(),
-        AutoDrafter(),
-        Rasd(),
-        HierarchyDrafter(),
-        HierarchyDrafter(form="ngram"),
-        Select([MatchDrafter()], NeighbourDrafter()),
-        SuffixDrafter(NeighbourDrafter()),
-    ],
-)
-def test_library_sessions_observe_the_data_that_they_need(drafter: Drafter) -> None:
-    session = drafter.open(DraftRequest((1, 2), 9))
-    best = TopTokens.of(torch.tensor([[3], [4]]).expand(2, 8))
-    prefill = Prefill(np.array([1, 2]), best, heads.last(torch.zeros(1, 2, 4))).restricted(
-        drafter.needs
-    )
-    if prefill is not None:
-        session.observe_prefill(prefill)
-    session.observe(Step(DraftTree.empty(), (), (5,), best=TopTokens.of(best.there()[:1])))
-    assert session.faults == {}
