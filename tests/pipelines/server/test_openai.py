@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 from schemathesis import openapi
 from schemathesis.core.result import Ok
 
@@ -24,6 +24,28 @@ MESSAGES: Any = [{"role": "user", "content": "Where does a draft come from?"}]
 @pytest.fixture(scope="module")
 def client(pair: tuple[httpx.Client, Serving]) -> OpenAI:
     return OpenAI(base_url=f"{pair[0].base_url}/v1", api_key="none", max_retries=0)
+
+
+def test_the_client_chats(client: OpenAI, instance: Engine) -> None:
+    selection = instance.generate(MESSAGES, max_new_tokens=16)
+    result = client.chat.completions.create(
+        model=NAME, messages=MESSAGES, temperature=0, max_completion_tokens=16, logprobs=True
+    )
+    assert result.choices[0].message.content == selection.text
+    assert result.choices[0].finish_reason == selection.finish_reason
+    assert result.usage is not None and result.usage.completion_tokens == len(selection.tokens)
+    assert result.choices[0].logprobs is not None and result.choices[0].logprobs.content
+    assert client.models.retrieve(NAME).id == NAME
+    assert [each.id for each in client.models.list()] == [NAME]
+
+
+def test_the_client_maps_errors(client: OpenAI) -> None:
+    with pytest.raises(NotFoundError) as result:
+        client.completions.create(model="other", prompt="x")
+    assert result.value.code == "model_not_found"
+    with pytest.raises(BadRequestError) as long:
+        client.completions.create(model=NAME, prompt="x" * 900)
+    assert long.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("dump", [False, True])
