@@ -191,7 +191,7 @@ def test_every_rule_for_texts_is_tried() -> None:
 
 
 @pytest.mark.parametrize("mode", ["coupled", "deterministic"])
-@pytest.mark.parametrize("width", [2, (1, 2, 2)])
+@pytest.mark.parametrize("width", [2, (2, 3, 2)])
 def test_a_head_drafts_as_on_the_cpu(mode: str, width: Any, there: CausalTarget) -> None:
     def draft(where: CausalTarget) -> list[Any]:
         head = copy.deepcopy(heads.fresh(CausalTarget(heads.model()))).to(where.device)

@@ -90,7 +90,7 @@ def test_a_code_that_the_distribution_excludes_stands_for_no_other(rule: Relaxed
     [
         ('(float(p[code])), "right"))', '(float(p[code])), "right")) + 1'),
         ("masses = p[codes].cumsum()", "codes = codes[1:]; masses = p[codes].cumsum()"),
-        ("table.nearest(k)", "table.nearest(None)"),
+        (".nearest(k)", ".nearest(None)"),
     ],
 )
 def test_prefixes_off_by_one_are_visible(old: str, new: str) -> None:
