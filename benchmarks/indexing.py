@@ -50,7 +50,7 @@ def main() -> None:
         write_files(docs, count)
 
         def build() -> None:
-            PassageIndex.build(load_documents(docs).documents, paths=[docs]).save(index)
+            PassageIndex.build(load_documents(docs)).save(index)
 
         timed("build", build)
         timed("refresh", lambda: upkeep.refresh(index))

@@ -78,7 +78,7 @@ class Probe:
     def sources(self, folder: Path, vocab_size: int) -> Sources:
         """Build both stores in a folder."""
         corpus, history = (
-            CorpusIndex.build(getattr(self, name), None, folder / name, vocab_size=vocab_size)
+            CorpusIndex.build(getattr(self, name), vocab_size, folder / name)
             for name in ("corpus", "history")
         )
         return Sources(corpus, history)

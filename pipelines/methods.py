@@ -32,7 +32,7 @@ def compose(
 
     Raises:
         InputError: No method uses the store, or one lacks a source; also those of `HeadDrafter`.
-        UnknownNameError, ModelNotFoundError: There is no such method or folder.
+        UnknownNameError, MissingModelError: There is no such method or folder.
     """
     from ragspec.drafters.build import build_all
     from ragspec.drafters.heads.drafter import HeadDrafter

@@ -45,7 +45,7 @@ class UnsupportedModelError(ModelError):
     """An architecture outside the scope of the project, with the reason."""
 
 
-class ModelNotFoundError(ModelError, exit_code=5):
+class MissingModelError(ModelError, exit_code=5):
     """No local path, bundled model or cached hub model has this name."""
 
 

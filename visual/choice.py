@@ -66,7 +66,7 @@ def choose_drafter(
 
     Raises:
         UnknownNameError: No drafter has the name.
-        ModelNotFoundError: The folder of the drafter is missing.
+        MissingModelError: The folder of the drafter is missing.
         InputError: The object cannot draft, or the family does not support several drafters.
     """
     meant = {AUTO: family.usual_drafter(settings.draft_mode, named), NONE: None}

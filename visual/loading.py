@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragspec.errors import ModelError, ModelNotFoundError, RagspecError, UnsupportedModelError
+from ragspec.errors import MissingModelError, ModelError, RagspecError, UnsupportedModelError
 from ragspec.models import resolve
 from ragspec.models.checks import CONFIG, check_tensors, read_config
 from ragspec.registry import did_you_mean, entries, expect_known
@@ -81,7 +81,7 @@ def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
         offline: Never ask the hub.
 
     Raises:
-        ModelNotFoundError: Nothing has the name; the message says what was tried.
+        MissingModelError: Nothing has the name; the message says what was tried.
     """
     root = BUNDLED / str(name) if str(name) in SETS else Path(name).expanduser()
     if root.is_file():
@@ -110,14 +110,14 @@ def find_draft(drafter: str | Path, folder: ImageFolder | None) -> Path:
     if text in NAMES:
         place = None if folder is None else folder.draft if text == MODEL else folder.head
         if place is None:
-            raise ModelNotFoundError(
+            raise MissingModelError(
                 f"drafter {text!r}: nothing of that kind lies with the target; expected draft/ or "
                 "head/ beside it. Give the folder of a draft model, 'jacobi', or None."
             )
         return place
     if not (path.is_file() or is_model(path)):
         if path.is_dir() or isinstance(drafter, Path) or text.startswith((".", "/", "~")):
-            raise ModelNotFoundError(
+            raise MissingModelError(
                 f"no draft model at {path}: it holds no {CONFIG}. Expected the folder of a smaller "
                 "model of the target's kind, or of a draft head."
             )
@@ -144,11 +144,11 @@ def read_kind(folder: Path, expected: str = IMAGE_MODEL) -> str | None:
         expected: The model to name if there is no configuration.
 
     Raises:
-        ModelNotFoundError: The folder holds no config.json, or is a file.
+        MissingModelError: The folder holds no config.json, or is a file.
         ModelError: The configuration cannot be read.
     """
     if not is_model(folder):
-        raise ModelNotFoundError(f"{folder} holds no {CONFIG}; expected the folder of {expected}.")
+        raise MissingModelError(f"{folder} holds no {CONFIG}; expected the folder of {expected}.")
     config = read_config(folder / CONFIG)
     keys = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
     return next((str(config[key]) for key in keys if config.get(key)), None)
@@ -203,11 +203,11 @@ def _elsewhere(name: str, tried: Path, offline: bool) -> Path:
     if not tried.exists() and name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return resolve.resolve_model(name, offline=offline).folder
     if name in SETS:
-        raise ModelNotFoundError(f"the bundled set {name!r} is missing ({tried}); install again.")
+        raise MissingModelError(f"the bundled set {name!r} is missing ({tried}); install again.")
     state = f"holds neither {CONFIG} nor target/{CONFIG}" if tried.is_dir() else "is no folder"
     if name in (*resolve.BUNDLED, *resolve.PUBLISHED):
         state = "is a model of text, which learns from texts and does not draw"
-    raise ModelNotFoundError(
+    raise MissingModelError(
         f"no image model {name!r} was found.{did_you_mean(name, SETS)} {tried} {state}; expected "
         f"a bundled set ({', '.join(SETS)}) or a folder with target/ and tokenizer/."
     )

@@ -60,7 +60,7 @@ class ImagePipeline:
 
     Raises:
         UnsupportedModelError, TokenizerMismatchError: The models do not fit.
-        ModelNotFoundError: A model is missing.
+        MissingModelError: A model is missing.
         UnknownNameError, InputError, RuleError: An argument is refused.
     """
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.errors import InputError, MissingModelError, ModelError
 
 FEATURES = 64
 AXES = 32
@@ -95,14 +95,14 @@ class FeatureNet(nn.Module):
         """Return the network of a file of `save`.
 
         Raises:
-            ModelNotFoundError: There is no file.
+            MissingModelError: There is no file.
             ModelError: The file holds no such network.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         if not path.is_file():
-            raise ModelNotFoundError(
+            raise MissingModelError(
                 f"Expected a feature network at {path}, got no file. Check the path."
             )
         try:

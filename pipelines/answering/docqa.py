@@ -67,12 +67,7 @@ class DocQA(Answerer):
         if not isinstance(documents, files.Collection):
             documents = files.load_documents(documents, on_progress=on_progress)
         index = PassageIndex.build(
-            documents.documents,
-            words=words,
-            embedder=embedder,
-            dense=dense,
-            paths=documents.paths,
-            on_progress=on_progress,
+            documents, words=words, embedder=embedder, dense=dense, on_progress=on_progress
         )
         return cls(index, engine=engine, skipped=documents.skipped, **settings)
 

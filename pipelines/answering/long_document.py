@@ -89,7 +89,6 @@ class LongDocument(Answerer):
         *,
         token_range: TokenRange | None = None,
         prompt: str | Path | PromptTemplate | None = None,
-        system: str | None = None,
         embedder: EmbedderSpec = None,
         tenant: str = "",
         on_read: OnRead | None = None,
@@ -102,7 +101,7 @@ class LongDocument(Answerer):
             engine: Reads the document and writes the answers. With the drafter `Rapid` a model
                 reads the chunks of each question.
             token_range: Tokens of the document to read, from and to; None for all.
-            prompt, system: See `Answerer`.
+            prompt: See `Answerer`.
             embedder: Embeds the chunks, see `PassageIndex.build`; None for the bundled one.
             tenant: Owner of the document and of all texts over it, see `Options`.
             on_read: Called with the tokens read and their total.
@@ -116,14 +115,14 @@ class LongDocument(Answerer):
         """
         expect_engine(engine)
         if not isinstance(path, Document) and is_store(expect_path(path, "the document")):
-            if token_range is not None or prompt is not None or system is not None:
+            if token_range is not None or prompt is not None:
                 raise InputError(
-                    f"got token_range, prompt or system with {path}, which was saved with its own; "
+                    f"got token_range or prompt with {path}, which was saved with its own; "
                     "expected none of them, or the document itself."
                 )
             return cls(engine, open_document(Path(path), engine), embedder, tenant)
         document = path if isinstance(path, Document) else load_document(path)
-        template = find_template(suited(engine.tokenizer) if prompt is None else prompt, system)
+        template = find_template(suited(engine.tokenizer) if prompt is None else prompt)
         opened = cls(engine, SavedDocument(document, template, token_range), embedder, tenant)
         opened._layers(on_read)
         return opened

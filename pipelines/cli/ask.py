@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragspec.errors import InputError
-from ragspec.pipelines.answering.template import EXTRACT, expect_question, find_template
+from ragspec.pipelines.answering.template import EXTRACT, expect_question, find_template, suited
 from ragspec.pipelines.cli import show
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
@@ -275,8 +275,7 @@ def _open_document(
             source,
             engine,
             token_range=long.token_range,
-            prompt=long.prompt,
-            system=long.system,
+            prompt=find_template(long.prompt or suited(engine.tokenizer), long.system),
             on_read=on_read,
         )
     if long.save_cache is not None:

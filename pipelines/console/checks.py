@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ragspec import registry
-from ragspec.errors import DocumentError, InputError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import DocumentError, InputError, MissingModelError, UnsupportedModelError
 from ragspec.models.checks import check_head_files, check_language_model, check_tokenizer
 from ragspec.models.resolve import resolve_model
 from ragspec.storage.store import check_writable, expect_none, read_current
@@ -114,7 +114,7 @@ def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> Non
         if name and name not in choices and Path(name).expanduser().is_dir():
             check_head_files(Path(name).expanduser())
         elif name not in choices and ("/" in name or "\\" in name):
-            raise ModelNotFoundError(
+            raise MissingModelError(
                 f"{name} is no folder; expected that of a head, as `ragspec train-head` writes it."
             )
         else:

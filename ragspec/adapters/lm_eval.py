@@ -43,8 +43,8 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         drafter, draft_model, budget: See `Engine`; `drafter=None` gives the same greedy texts.
         device, dtype: See `load_model`.
         batch_size: Texts decoded in one batch; 16 for "auto".
-        seed: The i-th sampled text has the seed `seed + i`.
-        settings: Further arguments of `HFLM` that do not load a model, such as max_length.
+        settings: seed, 1234 by default (the i-th sampled text has the seed `seed + i`), and
+            arguments of `HFLM` that do not load a model, such as max_length.
 
     Raises:
         InputError: An argument is unknown or out of range; also the errors of `Engine`.
@@ -60,9 +60,9 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         device: str | None = None,
         dtype: str = "auto",
         batch_size: int | str | None = None,
-        seed: int = 1234,
         **settings: Any,
     ) -> None:
+        self._seeds = count(settings.pop("seed", 1234))
         for name in [each for each in settings if each not in KNOWN]:
             remedy = "Name a model that loads without it, such as a merged one, or pass an Engine."
             raise InputError(f"{unknown('model argument', name, KNOWN)} {remedy}")
@@ -79,7 +79,7 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         most = settings.setdefault("max_length", limit)
         if most is not None and not 2 <= int(most) <= (limit or int(most)):
             raise InputError(f"max_length is {most}; expected a number from 2 to {limit}.")
-        self.engine, self._seeds = model, count(seed)
+        self.engine = model
         super().__init__(model.model, tokenizer=model.tokenizer, batch_size=size, **settings)
 
     def _model_generate(

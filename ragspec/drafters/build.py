@@ -37,7 +37,7 @@ def build_drafter(
             (model, tokenizer), a `CausalTarget`, a path or a name.
 
     Raises:
-        UnknownNameError, ModelNotFoundError, TokenizerMismatchError: From the name, path or model.
+        UnknownNameError, MissingModelError, TokenizerMismatchError: From the name, path or model.
         InputError: Another type, or a method that needs a source.
     """
     several = isinstance(drafter, Sequence) and not isinstance(drafter, str)

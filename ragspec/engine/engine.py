@@ -98,7 +98,6 @@ class Engine:
         dtype: str | torch.dtype = "auto",
         *,
         device_map: DeviceMap = None,
-        adapter: str | Path | None = None,
         **options: Any,
     ) -> "Engine":
         """Return an engine over a model given by path or name; see `Engine` for the rest.
@@ -106,21 +105,21 @@ class Engine:
         "starter" and "starter-draft" are the bundled models.
 
         Args:
-            device, device_map, adapter: See `load_model`.
-            options: static and runtime, see `open_target`; max_batch_size, rule.
+            device, device_map: See `load_model`.
+            options: adapter, see `load_model`; static and runtime, see `open_target`;
+                max_batch_size, rule.
             dtype: "float32", "bfloat16", "float16", "int8", "int4" or "auto". On a CPU "auto" is
                 float32, and "int8" for models of 100 million weights that ONNX Runtime can run; on
                 an accelerator it is the checkpoint's.
 
         Raises:
-            ModelNotFoundError: No model was found; the message lists the places that were tried.
+            MissingModelError: No model was found; the message lists the places that were tried.
         """
         if others := options.keys() - {*OPTIONS}:
             raise InputError(f"got {min(others)}=; expected arguments of Engine. Leave it out.")
-        runs = {name: options.pop(name) for name in ("static", "runtime") if name in options}
-        target, tokenizer = load_target(
-            model, device, dtype, device_map=device_map, adapter=adapter, **runs
-        )
+        loading = ("adapter", "static", "runtime")
+        settings = {name: options.pop(name) for name in loading if name in options}
+        target, tokenizer = load_target(model, device, dtype, device_map=device_map, **settings)
         return cls(target, tokenizer, drafter, draft_model, budget, **options)
 
     def generate(

@@ -12,8 +12,8 @@ from typing import Any
 from ragspec.errors import (
     InputError,
     MissingExtraError,
+    MissingModelError,
     ModelError,
-    ModelNotFoundError,
     UnsupportedModelError,
 )
 from ragspec.models.resolve import PUBLISHED, ResolvedModel, missing_files, resolve_model
@@ -109,7 +109,7 @@ def check_adapter(folder: Path) -> None:
     """Raise ModelError if a folder holds no adapter of peft, or a damaged one."""
     weights = [folder / name for name in ("adapter_model.safetensors", "adapter_model.bin")]
     if not ((folder / "adapter_config.json").is_file() and any(map(Path.is_file, weights))):
-        raise ModelNotFoundError(
+        raise MissingModelError(
             f"got no adapter in {folder}; expected a folder with adapter_config.json and "
             "adapter_model.safetensors, as peft's save_pretrained writes it."
         )
@@ -222,7 +222,7 @@ def check_head_files(folder: Path) -> Path:
     weights = next((folder / name for name in HEADS if (folder / name).is_file()), None)
     if not (folder / CONFIG).is_file() or weights is None:
         names = ", ".join(sorted(path.name for path in folder.glob("*.*"))[:4])
-        raise ModelNotFoundError(
+        raise MissingModelError(
             f"{folder} holds no draft head; expected {CONFIG} and one of {', '.join(HEADS)}, got "
             f"{names or 'no files'}. Use train-head; with a training.pt it can --resume."
         )
@@ -233,7 +233,7 @@ def check_head_files(folder: Path) -> Path:
 def check_weights(folder: Path) -> None:
     """Raise ModelError if a file of weights in safetensors is missing or damaged."""
     if missing := missing_files(folder):
-        raise ModelNotFoundError(
+        raise MissingModelError(
             f"{folder} lacks {', '.join(missing[:3])}; expected the folder of a model with all its "
             "weights, as save_pretrained writes it. Copy it again."
         )

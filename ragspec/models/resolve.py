@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
-from ragspec.errors import ModelNotFoundError
+from ragspec.errors import MissingModelError
 from ragspec.registry import did_you_mean
 from ragspec.storage.filesystem import cache_directory
 from ragspec.storage.manifest import sha256_file
@@ -101,7 +101,7 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
         offline: Never contact the hub.
 
     Raises:
-        ModelNotFoundError: No place has the model. The message lists each one.
+        MissingModelError: No place has the model. The message lists each one.
     """
     text = str(name)
     path = Path(text).expanduser()
@@ -118,7 +118,7 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
     if not is_path and (STARTER / "images" / text / "target").is_dir():
         meant = " It is an image model: use `ragspec draw`, or train-head with --data FILE.npz."
     steps = "".join(f"\n  {step}" for step in tried)
-    raise ModelNotFoundError(
+    raise MissingModelError(
         f"no model {text!r} was found.{meant} Tried:{steps}\n"
         "Give the path of a folder that save_pretrained made or of a GGUF file, a name that "
         "`ragspec models` lists, or an id that the hub or its cache has."
@@ -158,11 +158,11 @@ def fingerprint(folder: Path) -> tuple[str, str]:
     once; without one of a tokenizer its hash is "".
 
     Raises:
-        ModelNotFoundError: The folder has no safetensors weights.
+        MissingModelError: The folder has no safetensors weights.
     """
     weights = _files(folder, (*_WEIGHTS, "config.json", "modules.json"))
     if not any(path.suffix == ".safetensors" for path in weights):
-        raise ModelNotFoundError(
+        raise MissingModelError(
             f"no weights to fingerprint in {folder}: expected *.safetensors files. Save the model "
             "with save_pretrained(folder)."
         )

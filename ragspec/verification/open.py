@@ -86,7 +86,7 @@ def load_target(
         static, runtime: See `open_target`.
 
     Raises:
-        ModelNotFoundError, ModelError, UnsupportedModelError, InputError: As for these two.
+        MissingModelError, ModelError, UnsupportedModelError, InputError: As for these two.
     """
     check_runtime(runtime, device, dtype, static)
     cached = None

@@ -85,12 +85,11 @@ class CorpusIndex:
     def build(
         cls,
         texts_or_tokens: Texts,
-        tokenizer: "Tokenizer | None",
+        tokenizer: "Tokenizer | int",
         out: str | os.PathLike[str],
         *,
         scope: str = GLOBAL,
         model: "PreTrainedModel | Engine | str | None" = None,
-        vocab_size: int | None = None,
         depth: int = DEPTH,
         segment_tokens: int = LARGEST,
         **options: Any,
@@ -100,7 +99,7 @@ class CorpusIndex:
         Args:
             texts_or_tokens: Texts, or token ids [T] each, streamed one document at a time. An empty
                 stream makes an empty corpus to append to. `tokenized` streams with a callback.
-            tokenizer: None for token ids; `vocab_size` is required then.
+            tokenizer: For token ids, the size of the vocabulary.
             model: The model (or engine, or fingerprint) that wrote the texts, None if no model did.
             depth: See `build_segment`.
             segment_tokens: Most tokens of a segment; building takes up to 24 bytes for each.
@@ -111,12 +110,12 @@ class CorpusIndex:
             StoreError: `out` holds another kind of store or cannot be written.
         """
         _check_open_options(**options)
-        size = max(checked_count(vocab_size or 0, "vocab_size", 0), len(tokenizer or ()))
-        if size < 1:
-            raise InputError("got no tokenizer and no vocab_size; expected one of them.")
+        encoder = None if isinstance(tokenizer, int) else tokenizer
+        count = tokenizer if encoder is None else len(encoder)
+        size = checked_count(count, "tokenizer, or the size of the vocabulary,")
         checked_scope(scope)
-        catalogue = Catalogue(size, checked_count(depth, "depth", 2), prints_of(model, tokenizer))
-        documents = checked(tokenized(texts_or_tokens, tokenizer), size)
+        catalogue = Catalogue(size, checked_count(depth, "depth", 2), prints_of(model, encoder))
+        documents = checked(tokenized(texts_or_tokens, encoder), size)
 
         def fill(revision: Revision) -> None:
             for piece in chunks(documents, checked_count(segment_tokens, "segment_tokens")):

@@ -151,7 +151,7 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
     """Return the named embedder, which is bundled, a local folder or a hub model.
 
     Raises:
-        ModelNotFoundError: The name leads to no model.
+        MissingModelError: The name leads to no model.
         ModelError: It is no embedder, or it is damaged.
     """
     if not isinstance(name, str | Path):

@@ -20,7 +20,7 @@ from ragspec.retrievers.search.dense import (
     StaticEmbedder,
     load_embedder,
 )
-from ragspec.retrievers.search.documents import Document, Paths, ProgressCallback, path_list
+from ragspec.retrievers.search.documents import Collection, Document, ProgressCallback
 from ragspec.retrievers.search.fusion import EQUAL, STATIC, Hit, Ranking, SearchMode, fuse_rankings
 from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Floats
 from ragspec.retrievers.search.passages import WORDS, Passage, split_document
@@ -98,23 +98,23 @@ class PassageIndex:
     @classmethod
     def build(
         cls,
-        documents: Iterable[Document],
+        documents: Iterable[Document] | Collection,
         *,
         words: int = WORDS,
         embedder: EmbedderSpec = DEFAULT_EMBEDDER,
         dense: str = FLAT,
         sparse: bool = True,
-        paths: Paths = (),
         known: Mapping[str, Floats] = MappingProxyType({}),
         on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> Self:
         """Cut documents into passages of about `words` words and index them.
 
         Args:
+            documents: Documents, or what `load_documents` read: `upkeep.refresh` reads its files
+                and folders again.
             embedder: Name, folder or model of the embedder; None leaves dense search out.
             dense: "exact", or "hnsw", an approximate index of faiss for many passages.
             sparse: Whether to index words for BM25.
-            paths: Files and folders that were read, recorded for `upkeep.refresh`.
             on_progress: Called with the stage, the passages done, and all passages.
 
         Raises:
@@ -123,6 +123,10 @@ class PassageIndex:
         """
         if dense not in KINDS:
             raise InputError(f"dense is {dense!r}; expected {' or '.join(KINDS)}.")
+        paths: tuple[str, ...] = ()
+        if isinstance(documents, Collection):
+            paths = tuple(map(os.path.abspath, documents.paths))
+            documents = documents.documents
         documents = tuple(documents) if isinstance(documents, Iterable) else documents
         if not isinstance(documents, tuple) or not all(isinstance(x, Document) for x in documents):
             raise InputError(f"got {documents!r:.80} as documents; expected a list of Document.")
@@ -139,7 +143,7 @@ class PassageIndex:
             passages,
             dense=index,
             sparse=SparseIndex.build(texts, titles) if sparse and texts else None,
-            origin=IndexOrigin(tuple(map(os.path.abspath, path_list(paths))), words=words),
+            origin=IndexOrigin(paths, words=words),
         )
 
     def rebuilt(

@@ -34,7 +34,7 @@ class CrossEncoder:
     """A cross-encoder of sentence-transformers, a folder or a hub model, loaded at the first call.
 
     Raises:
-        ModelNotFoundError: The name leads to no model.
+        MissingModelError: The name leads to no model.
         ModelError: Its files are damaged, or of another kind of model.
     """
 

@@ -11,7 +11,7 @@ from ragspec.drafters.build import build_drafter
 from ragspec.drafters.heads.files import save_head
 from ragspec.drafters.method import Sources, build, listed
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, ModelNotFoundError, StoreError, UnknownNameError
+from ragspec.errors import InputError, MissingModelError, StoreError, UnknownNameError
 from ragspec.pipelines.console.checks import NEEDS, STORED, UNLISTED
 from ragspec.pipelines.methods import compose, open_sources
 from ragspec.registry import NAMES
@@ -37,8 +37,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, plain: list[int]) -> Itera
     folder = tmp_path_factory.mktemp("stores")
     texts = [[7, *plain[:6]], [5, 6, 7, 8, 40, 41, 42], plain[4:]]
     instance = [
-        CorpusIndex.build(texts, None, folder / name, vocab_size=tiny.VOCAB)
-        for name in ("corpus", "history")
+        CorpusIndex.build(texts, tiny.VOCAB, folder / name) for name in ("corpus", "history")
     ]
     corpus, history = instance
     yield Sources(corpus, history, tiny.model("llama", num_hidden_layers=1))
@@ -90,7 +89,7 @@ def test_stores_are_opened_by_path(sources: Sources, tmp_path: Path) -> None:
 
 
 def test_only_drafters_of_a_scope_draft_its_text(tmp_path: Path) -> None:
-    with CorpusIndex.build([], None, tmp_path / "c", vocab_size=tiny.VOCAB) as store:
+    with CorpusIndex.build([], tiny.VOCAB, tmp_path / "c") as store:
         store.append([5, 6, 7, 60, 61, 62], scope="tenant")
         record = {}
         for scope, name in product(("tenant", "other", "global"), ("rest", "hierarchy", "auto")):
@@ -146,7 +145,7 @@ def test_a_folder_drafts_with_its_head(tmp_path: Path, plain: list[int]) -> None
         assert result.tokens == plain
         assert result.report.faults == {}
         assert "head" in result.report.drafted_by_source
-    with pytest.raises(ModelNotFoundError):
+    with pytest.raises(MissingModelError):
         compose(str(tmp_path), Sources(), model)
 
 

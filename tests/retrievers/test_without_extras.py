@@ -30,7 +30,7 @@ from ragspec.drafters.method import Sources, build
 from ragspec.registry import names, resolve
 from ragspec.retrievers import CorpusIndex
 text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
-store = CorpusIndex.build([text], None, sys.argv[1], vocab_size=10)
+store = CorpusIndex.build([text], 10, sys.argv[1])
 drafted = {{}}
 for name, place in names("drafter").items():
     if resolve("drafter", name).method.needs <= {{"store"}} and "ragspec.retrievers." in place:

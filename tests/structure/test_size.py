@@ -39,8 +39,7 @@ def functions() -> Iterator[tuple[Path, Function]]:
 
 
 def arguments(node: Function) -> list[ast.arg]:
-    every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-    return [each for each in every if each.arg not in ("self", "cls")]
+    return [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
 
 
 def lines(paths: list[Path]) -> int:
@@ -77,7 +76,7 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(50_302, 40_000),
+    lambda: lines(LIBRARY): Limit(50_293, 40_000),
     lines_of_tests: Limit(46_385, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),

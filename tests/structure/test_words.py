@@ -23,7 +23,7 @@ REFUSED = {
     for word in line.split()
 }
 # Uses of these words in the field.
-FIELD = frozenset({"ModelNotFoundError", "InFlightStep", "connection_made"})
+FIELD = frozenset({"InFlightStep", "connection_made"})
 
 
 def words(identifier: str) -> set[str]:

@@ -17,7 +17,7 @@ def rows(n: int, length: int = 12, seed: int = 0) -> list[list[int]]:
 
 
 def build(path: Path, documents: Sequence[Any] = (), **options: Any) -> CorpusIndex:
-    return CorpusIndex.build(documents, None, path, vocab_size=VOCAB, **options)
+    return CorpusIndex.build(documents, VOCAB, path, **options)
 
 
 def reopen(path: Path, **options: Any) -> CorpusIndex:

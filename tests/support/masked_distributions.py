@@ -83,7 +83,9 @@ def sampled(
     if drafts == "model":
         other = LearnedSchedule(STEPS, spread * FLOOR)
         parts = (model(difference, side=side), other, labels, noises, SCALE)
-        drafter = LatentDrafter(built_by(*parts, table=target.table), target, window, 0.0, begin)
+        smaller = built_by(*parts)
+        smaller.table = target.table
+        drafter = LatentDrafter(smaller, target, window, 0.0, begin)
     inputs = {"max_batch_size": count} | engine
     result = Engine(target, None, drafter, budget=window, rule=rule, **inputs).generate(
         [target.prompt(picture) for picture in range(count)],

@@ -106,9 +106,9 @@ def test_invalid_drafters_are_refused(folder: Path, tmp_path: Path) -> None:
     (broken / "config.json").write_text("{", encoding="utf-8")
     wrong: list[tuple[Any, Path | None, type[Exception], str]] = [
         ("jacobbi", bare, errors.UnknownNameError, "Did you mean 'jacobi'"),
-        ("model", bare, errors.ModelNotFoundError, "nothing of that kind lies with"),
-        ("head", None, errors.ModelNotFoundError, "with the target"),
-        (tmp_path, None, errors.ModelNotFoundError, "no draft model at"),
+        ("model", bare, errors.MissingModelError, "nothing of that kind lies with"),
+        ("head", None, errors.MissingModelError, "with the target"),
+        (tmp_path, None, errors.MissingModelError, "no draft model at"),
         (tiny_images.model(codes=30), None, errors.TokenizerMismatchError, "vocab_size 30"),
         (3, None, errors.InputError, "as a drafter"),
         (broken, None, errors.ModelError, "cannot be used"),

@@ -25,7 +25,7 @@ def test_the_parts_of_a_folder_are_detected(folder: Path) -> None:
 def test_sets_lack_a_tokenizer_or_share_that_beside_them(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "target").symlink_to(folder / "target")
-    with pytest.raises(errors.ModelNotFoundError, match="tokenizer=PATH"):
+    with pytest.raises(errors.MissingModelError, match="tokenizer=PATH"):
         LlamaGen.load(find_folder(tmp_path / "set"), torch.device("cpu"), "auto", {})
     (tmp_path / "tokenizer").symlink_to(folder / "tokenizer")
     result = find_folder(tmp_path / "set")
@@ -35,9 +35,9 @@ def test_sets_lack_a_tokenizer_or_share_that_beside_them(folder: Path, tmp_path:
 def test_a_missing_model_says_what_was_tried(tmp_path: Path) -> None:
     absent = ((tmp_path, "holds neither config"), (tmp_path / "absent", "is no folder"))
     for name, message in (("tile", "Did you mean 'tiles'"), *absent):
-        with pytest.raises(errors.ModelNotFoundError, match=message):
+        with pytest.raises(errors.MissingModelError, match=message):
             find_folder(name)
-    with pytest.raises(errors.ModelNotFoundError, match=r"holds no config\.json"):
+    with pytest.raises(errors.MissingModelError, match=r"holds no config\.json"):
         LlamaGen.load_model(tmp_path)
 
 

@@ -134,7 +134,7 @@ def test_loaders_know_keywords_of_diffusers(folder: Path, monkeypatch: pytest.Mo
     from_hub = Mock(return_value=("hub", None, ""))
     monkeypatch.setattr("ragspec.models.resolve._from_hub", from_hub)
     for offline in (True, False):
-        with pytest.raises(errors.ModelNotFoundError):
+        with pytest.raises(errors.MissingModelError):
             ImagePipeline.from_pretrained("nobody/nothing", local_files_only=offline)
     assert [call.args[1] for call in from_hub.call_args_list] == [True, False]
 

@@ -93,7 +93,7 @@ class Family:
                 object to use in place of the folder's.
 
         Raises:
-            ModelNotFoundError, UnsupportedModelError, ModelError: A part is missing or broken.
+            MissingModelError, UnsupportedModelError, ModelError: A part is missing or broken.
         """
         model = cls.load_model(folder.target, device, dtype)
         return model, options.pop("tokenizer", None) or cls.load_tokenizer(folder)
@@ -110,7 +110,7 @@ class Family:
         """Return the model of a folder, in eval mode on the device.
 
         Raises:
-            ModelNotFoundError, UnsupportedModelError, ModelError: The folder holds no such model.
+            MissingModelError, UnsupportedModelError, ModelError: The folder holds no such model.
             InputError: The device or dtype is not available.
         """
         place, actual = pick_device(device), loading.read_kind(folder, f"a {cls.kind!r} model")

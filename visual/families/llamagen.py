@@ -130,7 +130,7 @@ class CodecFamily(Family):
                 f"tokenizer=PATH, the {cls.published} that was published beside it."
             )
         if folder.tokenizer is None:
-            raise errors.ModelNotFoundError(
+            raise errors.MissingModelError(
                 f"no tokenizer was found for {folder.name}: expected tokenizer/ or vae/ in "
                 f"{folder.target.parent}, or give tokenizer=PATH."
             )
@@ -269,7 +269,7 @@ def caption_encoder(
 
     Raises:
         InputError: The model is conditioned on classes, or on features of another width.
-        ModelNotFoundError, ModelError: The encoder is missing or does not load.
+        MissingModelError, ModelError: The encoder is missing or does not load.
     """
     config, length = model.config, int(model.config.condition_length)
     if config.condition == "class":

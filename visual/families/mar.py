@@ -207,7 +207,8 @@ class Mar(LatentFamily):
         if draft is not None:
             pictures = target.schedule, target.labels, target.noises
             sampling = target.guidance_scale, target.temperature
-            smaller = MaskedTarget(draft, *pictures, *sampling, table=target.table)
+            smaller = MaskedTarget(draft, *pictures, *sampling)
+            smaller.table = target.table  # latents have one number in both
         return LatentDrafter(smaller, target, self.nodes, settings.min_expected_gain, self._begin)
 
     def shared(self, model: MaskedModel) -> dict[str, object]:

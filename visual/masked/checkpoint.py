@@ -46,7 +46,7 @@ def load_mar(
         The model; its latents are those of KL-16 times 0.2325.
 
     Raises:
-        ModelNotFoundError, ModelError: The file is missing, or holds other objects, other weights
+        MissingModelError, ModelError: The file is missing, or holds other objects, other weights
             or weights that are not finite.
         InputError: The number of heads is unknown or impossible.
     """

@@ -35,7 +35,6 @@ class MaskedTarget(LatentDraws, CausalTarget):
             stands for image m, and its row must have that seed.
         ahead: Latents that each forward also samples behind its deepest prefix, all under that
             prefix; see `guess`.
-        table: For a draft model, the table of its target.
     """
 
     orders: Tensor
@@ -52,7 +51,6 @@ class MaskedTarget(LatentDraws, CausalTarget):
         temperature: float = 1.0,
         *,
         ahead: int = 0,
-        table: LatentTable | None = None,
     ) -> None:
         self.model, self.schedule = model, schedule
         self.vocab_size, self.input_size = MOST_LATENTS, MOST_LATENTS + len(noises)
@@ -65,8 +63,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         self.sampler = self.sampler_at(0)
         width, kind = model.config.latent_dim, torch.promote_types(model.dtype, torch.float32)
         like = torch.zeros(0, device=model.device, dtype=kind)
-        self.table = table or LatentTable(schedule.steps, width, like)
-        assert self.table.means.shape[1:] == (schedule.steps, width)
+        self.table = LatentTable(schedule.steps, width, like)
         self._ahead: dict[int, tuple[Tensor, list[int]]] = {}
         self._guesses: dict[int, dict[int, int]] = {}
 

@@ -77,7 +77,7 @@ class Autoencoder:
         """Load a folder in diffusers' layout (safetensors only) or a published file, with settings.
 
         Raises:
-            ModelNotFoundError: The path holds neither.
+            MissingModelError: The path holds neither.
             ModelError: Weights are missing, do not fit or must not be opened.
         """
         import diffusers

@@ -268,7 +268,6 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         logits_to_keep: int | Tensor = 0,
-        output_hidden_states: bool | None = None,
         **kwargs: object,
     ) -> CausalLMOutputWithPast:
         """Return logits [B, k, V] of codes i64 [B, n] (or embeddings [B, n, hidden]).
@@ -278,8 +277,8 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             position_ids: i64 [B, n], or [1, n] for all rows; 0 .. L - 1 are condition positions.
                 By default they continue after the cached ones.
             logits_to_keep: 0 for all, a number of last positions, or indices i64 [k].
-            output_hidden_states: Also return `hidden_states`, one entry: the head's input [B, k,
-                hidden].
+            kwargs: With `output_hidden_states=True` also return `hidden_states`, one entry: the
+                head's input [B, k, hidden].
         """
         states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if condition_embeds is not None:
@@ -303,5 +302,5 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         return CausalLMOutputWithPast(
             logits=self.lm_head(states),
             past_key_values=past_key_values,
-            hidden_states=(states,) if output_hidden_states else None,
+            hidden_states=(states,) if kwargs.get("output_hidden_states") else None,
         )

@@ -70,7 +70,7 @@ def load_llamagen(
         dtype: None keeps the file's.
 
     Raises:
-        ModelNotFoundError: There is no such file.
+        MissingModelError: There is no such file.
         ModelError: It holds other objects, other weights or weights that are not finite.
         InputError: A size is impossible, or neither passed nor in the file.
     """

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.errors import InputError, MissingModelError, ModelError
 from ragspec.sampling.settings import checked_count
 
 Tensors = dict[str, Tensor]
@@ -83,7 +83,7 @@ class WeightLayout:
             dtype: None keeps the file's.
 
         Raises:
-            ModelNotFoundError: There is no such file.
+            MissingModelError: There is no such file.
             ModelError: It holds other objects, other weights or weights that are not finite.
         """
         tensors, settings = read_checkpoint(path, self.places)
@@ -169,12 +169,12 @@ def read_checkpoint(path: str | Path, places: Sequence[str] = PLACES) -> tuple[T
         places: Keys to look for the weights under, in this order, before the top.
 
     Raises:
-        ModelNotFoundError: There is no such file.
+        MissingModelError: There is no such file.
         ModelError: It cannot be read or holds other objects.
     """
     file = Path(path)
     if not file.is_file():
-        raise ModelNotFoundError(f"got {path}, which is no file; expected a .pt or .safetensors.")
+        raise MissingModelError(f"got {path}, which is no file; expected a .pt or .safetensors.")
     content = _open_safetensors(file) if file.suffix == ".safetensors" else _open_pickle(file)
     if not isinstance(content, Mapping):
         raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")

@@ -54,7 +54,7 @@ class Checkpoint:
         """Read the configuration of a folder and the names of its tensors.
 
         Raises:
-            ModelNotFoundError: The folder has no head.
+            MissingModelError: The folder has no head.
         """
         folder = Path(folder)
         weights = check_head_files(folder)

@@ -45,7 +45,7 @@ class HeadDrafter(Drafter):
     Raises:
         InputError: The settings are invalid.
         UnsupportedModelError: The head is for another target.
-        ModelNotFoundError, ModelError: The folder has no head, or a damaged one.
+        MissingModelError, ModelError: The folder has no head, or a damaged one.
     """
 
     method = Method(

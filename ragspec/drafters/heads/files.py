@@ -70,7 +70,7 @@ def read_head(folder: Path | str, target: CausalTarget | None = None) -> HeadWei
         target: Without it a head of EAGLE-3 whose file names no taps is refused.
 
     Raises:
-        ModelNotFoundError: The folder has no head.
+        MissingModelError: The folder has no head.
         ModelError: The files are damaged.
         UnsupportedModelError: The layout is unknown, or the weights are quantised.
     """

@@ -133,7 +133,7 @@ def cached_graph(name: str | Path, device: str | torch.device, dtype: str) -> Ca
         dtype: "int8", "int4", or "auto" if the model's size decides.
 
     Raises:
-        ModelNotFoundError, InputError: As for `load_model`.
+        MissingModelError, InputError: As for `load_model`.
     """
     source = resolve_model(name)
     folder = source.folder

@@ -129,7 +129,7 @@ def test_external_corpora_are_refused_with_a_remedy() -> None:
 
 def test_a_store_is_drafted_from(tmp_path: Path) -> None:
     text = list(range(100, 140))
-    CorpusIndex.build([text], None, tmp_path / "store", vocab_size=VOCAB).close()
+    CorpusIndex.build([text], VOCAB, tmp_path / "store").close()
     instance = corpus(HostOptions.read({"store": str(tmp_path / "store")}))
     ((tokens, _),) = rows(instance.batch_get(["a"], [text[:6]], [6]))
     assert tokens[1:].tolist() == text[6 : 6 + NODES - 1]

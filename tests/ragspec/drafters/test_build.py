@@ -73,7 +73,7 @@ NO_DRAFTERS = [5, 3.0, object(), b"context", [5], [None], ["context", 7]]
         (("contxt",), errors.UnknownNameError, "context"),
         (("fuse",), errors.UnknownNameError, "unknown drafter 'fuse'.* Known: auto, context"),
         ((None, 5), errors.InputError, "got int as a draft model"),
-        ((None, "no-such-draft-model-here"), errors.ModelNotFoundError, "no-such-draft-model-here"),
+        ((None, "no-such-draft-model-here"), errors.MissingModelError, "no-such-draft-model-here"),
         ((None, FOREIGN[0]), errors.TokenizerMismatchError, "50 token ids and the target 97"),
         ((None, FOREIGN[1]), errors.TokenizerMismatchError, "in the draft"),
     ],

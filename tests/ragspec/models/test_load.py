@@ -183,7 +183,7 @@ def test_an_adapter_that_does_not_fit_is_refused(
     saved: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        errors.ModelNotFoundError, match=r"expected a folder with adapter_config\.json"
+        errors.MissingModelError, match=r"expected a folder with adapter_config\.json"
     ):
         load_model(saved, adapter=tmp_path)
     other = tiny.model(vocab_size=50, hidden_size=32)

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from ragspec.errors import ModelNotFoundError
+from ragspec.errors import MissingModelError
 from ragspec.models import resolve as models
 from ragspec.models.resolve import BUNDLED, ModelOrigin, fingerprint, resolve_model
 
@@ -63,7 +63,7 @@ def test_a_path_without_a_model_skips_the_hub(tmp_path: Path, exists: bool, hub:
     folder = tmp_path / "nothing"
     if exists:
         folder.mkdir()
-    with pytest.raises(ModelNotFoundError, match="nothing") as caught:
+    with pytest.raises(MissingModelError, match="nothing") as caught:
         resolve_model(folder)
     assert ("holds no config.json" in str(caught.value)) == exists
     assert caught.value.exit_code == 5 and not hub.called
@@ -94,12 +94,12 @@ def test_a_snapshot_that_lacks_a_shard_does_not_count(empty_cache: Path, hub: Mo
     snapshot = cached(empty_cache, "someone/some-model")
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelNotFoundError, match=r"incomplete .*without model-2.safetensors"):
+    with pytest.raises(MissingModelError, match=r"incomplete .*without model-2.safetensors"):
         resolve_model("someone/some-model")
 
 
 def test_the_error_lists_every_place(empty_cache: Path, hub: Mock) -> None:
-    with pytest.raises(ModelNotFoundError) as caught:
+    with pytest.raises(MissingModelError) as caught:
         resolve_model("startr")
     message = str(caught.value)
     assert "Did you mean 'starter'" in message
@@ -121,11 +121,11 @@ def test_the_hub_is_tried_once_and_its_files_are_checked(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_model("someone/some-model").origin is ModelOrigin.HUB and calls == [True, False]
-    with pytest.raises(ModelNotFoundError, match="hub: not asked"):
+    with pytest.raises(MissingModelError, match="hub: not asked"):
         resolve_model("someone/other", offline=True)
     assert calls == [True, False, True]
     monkeypatch.setattr(models, "missing_files", lambda folder: ["*.safetensors"])
-    with pytest.raises(ModelNotFoundError, match=r"hub: incomplete .*without \*\.safetensors"):
+    with pytest.raises(MissingModelError, match=r"hub: incomplete .*without \*\.safetensors"):
         resolve_model("someone/third")
 
 
@@ -133,7 +133,7 @@ def test_an_unreachable_hub_is_no_error(empty_cache: Path, monkeypatch: pytest.M
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ModelNotFoundError, match="hub: LocalEntryNotFoundError"):
+    with pytest.raises(MissingModelError, match="hub: LocalEntryNotFoundError"):
         resolve_model("someone/some-model")
 
 
@@ -150,5 +150,5 @@ def test_a_fingerprint_depends_on_contents_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_weights_has_no_fingerprint(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="no weights to fingerprint"):
+    with pytest.raises(MissingModelError, match="no weights to fingerprint"):
         fingerprint(tmp_path)

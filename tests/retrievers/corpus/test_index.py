@@ -41,7 +41,7 @@ def test_texts_and_token_rows_are_built_in_order_in_segments(tmp_path: Path) -> 
 
 
 def test_wrong_documents_and_arguments_of_build_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no tokenizer and no vocab_size"):
+    with pytest.raises(InputError, match="tokenizer, or the size of the vocabulary, is None"):
         CorpusIndex.build([[1]], None, tmp_path / "c")
     with pytest.raises(InputError, match="document 3 holds ids from 999 to 999; expected 0 to 96"):
         build(tmp_path / "c", [[], [1], [2], [999]], segment_tokens=1)
@@ -182,7 +182,7 @@ def test_unwritten_text_of_an_unclosed_corpus_is_reported(tmp_path: Path) -> Non
 def test_a_corpus_rebuilt_with_other_parameters_must_be_reopened(tmp_path: Path) -> None:
     store = build(tmp_path / "c", [[1, 2, 3]])
     store.append([4, 5, 6], scope="global")
-    CorpusIndex.build([[7, 7]], None, tmp_path / "c", vocab_size=50).close()
+    CorpusIndex.build([[7, 7]], 50, tmp_path / "c").close()
     for change in (store.flush, store.refresh):
         with pytest.raises(StoreError, match="built again meanwhile"):
             change()

@@ -149,7 +149,7 @@ def test_segments_with_a_shorter_match_add_nodes() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CorpusIndex]:
-    with CorpusIndex.build([[1, 2, 3, 4, 5, 6]], None, tmp_path / "c", vocab_size=97) as instance:
+    with CorpusIndex.build([[1, 2, 3, 4, 5, 6]], 97, tmp_path / "c") as instance:
         yield instance
 
 

@@ -165,7 +165,7 @@ def test_another_model_or_tokenizer_or_kind_is_refused(store: Datastore, tmp_pat
         store.check(engine(seed=4))
     with pytest.raises(StoreError, match="holds no store"):
         Datastore.open(tmp_path)
-    CorpusIndex.build([[4, 5, 6]], None, tmp_path / "corpus", vocab_size=97).close()
+    CorpusIndex.build([[4, 5, 6]], 97, tmp_path / "corpus").close()
     with pytest.raises(StoreError, match="expected 'datastore'"):
         Datastore.open(tmp_path / "corpus")
 

@@ -132,8 +132,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("stores")
     answers = [tokens for settings in SAMPLINGS for tokens in expected(settings, 4)]
     texts = [[*p[-3:], *a[:9], 0, *a[10:]] for p, a in zip(2 * PROMPTS, answers, strict=True)]
-    CorpusIndex.build(texts, None, root / "m.store", vocab_size=VOCAB).close()
-    CorpusIndex.build(PROMPTS, None, root / "c.store", vocab_size=VOCAB).close()
+    CorpusIndex.build(texts, VOCAB, root / "m.store").close()
+    CorpusIndex.build(PROMPTS, VOCAB, root / "c.store").close()
     return root
 
 

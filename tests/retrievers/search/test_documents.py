@@ -139,7 +139,7 @@ def test_index_among_documents_is_ignored(tmp_path: Path) -> None:
         PassageIndex.build(result.documents, embedder=None).save(tmp_path / "good.idx")
     with pytest.raises(DocumentError, match="is an index, expected documents"):
         load_documents(tmp_path / "good.idx")
-    CorpusIndex.build([[1, 2]], None, tmp_path / "c.store", vocab_size=9).close()
+    CorpusIndex.build([[1, 2]], 9, tmp_path / "c.store").close()
     with pytest.raises(DocumentError, match=r"is a store of text, .* with --store"):
         load_documents(tmp_path / "c.store")
 

@@ -6,7 +6,7 @@ import pytest
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.search import upkeep
-from ragspec.retrievers.search.documents import Document, load_document
+from ragspec.retrievers.search.documents import Document, load_document, load_documents
 from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.support.toy_pdf import pdf_of
 
@@ -184,7 +184,7 @@ def test_title_of_front_matter_is_read_and_refreshed(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "page.html"
     page.write_text("<title>Old</title><p>Text.")
-    PassageIndex.build([load_document(page)], embedder=None, paths=[page]).save(tmp_path / "idx")
+    PassageIndex.build(load_documents(page), embedder=None).save(tmp_path / "idx")
     page.write_text("<title>New</title><p>Text.")
     assert upkeep.refresh(tmp_path / "idx").changed == ("page.html",)
 

@@ -13,7 +13,7 @@ from ragspec.retrievers.search.dense import (
     StaticEmbedder,
     load_embedder,
 )
-from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.documents import Collection, Document
 from ragspec.retrievers.search.fusion import STATIC, SearchMode
 from ragspec.retrievers.search.passage_index import PassageIndex, searched_text
 from ragspec.storage.manifest import Contents, sha256_file
@@ -89,7 +89,8 @@ def test_bad_requests_are_refused(index: PassageIndex) -> None:
 
 def test_surrogates_are_searched_for_and_saved(embedder: Path, tmp_path: Path) -> None:
     document = Document("a\udce9", "t", "The cat \ud83d.")
-    PassageIndex.build([document], embedder=embedder, paths="docs").save(tmp_path / "idx")
+    collection = Collection((document,), paths=("docs",))
+    PassageIndex.build(collection, embedder=embedder).save(tmp_path / "idx")
     index = PassageIndex.open(tmp_path / "idx")
     assert index.search("cat \ud83d")[0].document == document
     assert index.origin.paths == (str(Path("docs").absolute()),)

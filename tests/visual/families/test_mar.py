@@ -225,7 +225,7 @@ def test_parts_that_do_not_belong_together_are_refused(
     wide = MaskedModel(tiny_masked.config(5))
     with pytest.raises(errors.TokenizerMismatchError, match="width 4 for a model of latent_dim 5"):
         ImagePipeline(wide, kl)
-    with pytest.raises(errors.ModelNotFoundError, match="published file such as kl16"):
+    with pytest.raises(errors.MissingModelError, match="published file such as kl16"):
         pipeline(folder, tokenizer=tmp_path / "no.ckpt")
     with pytest.raises(errors.UnsupportedModelError, match="Use family='mar'"):
         ImagePipeline.from_pretrained(folder, family="latents")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.errors import InputError, MissingModelError, ModelError
 from ragspec.visual.masked.checkpoint import _config, load_mar
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from tests.support import plain_mar, tiny_masked
@@ -83,7 +83,7 @@ def test_every_weight_is_accounted_for(change: Change, message: str, tmp_path: P
 
 def test_files_and_heads_that_cannot_be_are_refused(tmp_path: Path) -> None:
     file = tiny_masked.file(tmp_path / "mar.pth")
-    with pytest.raises(ModelNotFoundError):
+    with pytest.raises(MissingModelError):
         load_mar(tmp_path / "no.pth")
     with pytest.raises(InputError, match=r"width of 12.*heads as it was trained"):
         load_mar(file)

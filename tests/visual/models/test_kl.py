@@ -7,7 +7,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import InputError, MissingModelError, ModelError, UnsupportedModelError
 from ragspec.visual import KLAutoencoder
 from tests.support.damage import Change, without
 from tests.support.plain_vq import Plain
@@ -61,7 +61,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         kl.decode_latents(torch.zeros(1, 4, 4, 5))
     pixels = VaeImageProcessor(vae_scale_factor=4).preprocess(Image.new("RGB", (18, 17), "red"))
     assert kl.latents(pixels).shape == (1, 16, DIM)  # as the error of other images advises
-    with pytest.raises(ModelNotFoundError, match=r"kl16\.ckpt"):
+    with pytest.raises(MissingModelError, match=r"kl16\.ckpt"):
         KLAutoencoder.from_pretrained(tmp_path / "nothing")
     with pytest.raises(UnsupportedModelError, match="expected a diffusers AutoencoderKL"):
         KLAutoencoder(torch.nn.Linear(2, 2))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ragspec.errors import ModelError, ModelNotFoundError
+from ragspec.errors import MissingModelError, ModelError
 from ragspec.visual.models.published import PLACES, read_checkpoint
 
 WEIGHTS = {"norm.weight": torch.ones(3), "output.weight": torch.ones(2, 3)}
@@ -84,7 +84,7 @@ def test_the_places_are_tried_in_order(tmp_path: Path) -> None:
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "c.pt"
-    with pytest.raises(ModelNotFoundError, match="is no file"):
+    with pytest.raises(MissingModelError, match="is no file"):
         read_checkpoint(file)
     for content in (b"no checkpoint", b""):
         (tmp_path / "c.safetensors").write_bytes(content)

@@ -11,7 +11,7 @@ from diffusers import VQModel
 from PIL import Image
 from torch.nn import functional
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.errors import InputError, MissingModelError, ModelError
 from ragspec.visual import KLAutoencoder, VQTokenizer
 from tests.support.tiny_masked import kl_file
 
@@ -128,7 +128,7 @@ def test_storage_keeps_codes_and_pictures(tmp_path: Path, dtype: torch.dtype) ->
 
 
 def test_missing_foreign_and_damaged_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="holds no config"):
+    with pytest.raises(MissingModelError, match="holds no config"):
         VQTokenizer.from_pretrained(tmp_path)
     VQTokenizer(small_model()).save_pretrained(tmp_path)
     weights = next(tmp_path.glob("*.safetensors"))

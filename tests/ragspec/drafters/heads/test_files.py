@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from ragspec import Engine
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.drafters.heads.files import holds_head, open_head, save_head
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import InputError, MissingModelError, ModelError, UnsupportedModelError
 from ragspec.models.checks import INDEX, PICKLED, WEIGHTS
 from ragspec.models.quantized import quantized
 from ragspec.training.batches import StateRead
@@ -251,7 +251,7 @@ def test_errors_name_the_wrong_tensor_or_setting(
 
 def test_folders_without_a_fitting_head_are_refused(tmp_path: Path) -> None:
     (tmp_path / "training.pt").touch()
-    with pytest.raises(ModelNotFoundError, match=r"no draft head; .*bin.*, got training\.pt\. "):
+    with pytest.raises(MissingModelError, match=r"no draft head; .*bin.*, got training\.pt\. "):
         open_head(tmp_path, target())
     config, weights = published_heads.speculators()
     folder = published_heads.write(tmp_path, config | {"speculators_model_type": "dream"}, weights)
