@@ -27,8 +27,8 @@ class ImageCall:
         negative_prompt: The text that guidance leads away from, one for all or one each. None for
             the model's equivalent of no prompt, as are blank texts alone.
         height, width: In pixels, of Emu3 and Lumina-mGPT; None for the model's usual size.
-        guidance_scale: One for all images or one for each; None for the family's, 1 for none.
-            Images of one scale share forward passes.
+        guidance_scale: One for all images or one for each; None for the family's, 1 for none, 0 to
+            leave the condition out. Images of one scale share forward passes.
         guidance_interval: (first, last) indices of the codes under guidance, last excluded;
             LlamaGen's cfg_interval=i is (0, i + 2).
         seed: One for each image, or that of the first, to which the numbers of the others are

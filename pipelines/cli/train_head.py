@@ -159,6 +159,7 @@ def train_from_files(
     else:
         import torch
 
+        from ragspec.training.batches import seeded
         from ragspec.training.image_texts import code_texts
         from ragspec.visual.families.llamagen import LlamaGen
 
@@ -166,8 +167,7 @@ def train_from_files(
             terminal.note(f"a head of {options.form} drafts without guidance: use --guidance 1")
         model = LlamaGen.load_model(find_folder(options.model).target, *place)
         codes, conditions = map(torch.from_numpy, pictures)
-        dice = torch.Generator().manual_seed(settings.seed)
-        target, texts = code_texts(model, codes, conditions, dice)
+        target, texts = code_texts(model, codes, conditions, seeded(settings.seed, 0, 1))
         # A piece of a picture without its condition would teach the head nonsense.
         settings = replace(settings, length=max(settings.length, *map(len, texts)))
     with terminal.working("training") as show:

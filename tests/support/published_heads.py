@@ -146,14 +146,14 @@ def zlab() -> Checkpoint:
     return config | {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 1]}}, weights
 
 
-def medusa(prefix: str = "") -> Checkpoint:
+def medusa(prefix: str = "", **settings: object) -> Checkpoint:
     """Return the configuration and weights of a Medusa of three heads."""
     weights = {}
     for head in range(3):
         shapes = {"0.linear.weight": (H, H), "0.linear.bias": (H,), "1.weight": (V, H)}
         for name, shape in shapes.items():
             weights[f"{prefix}{head}.{name}"] = sines(f"{head}.{name}", *shape)
-    return {"medusa_num_heads": 2, "medusa_num_layers": 1}, weights
+    return {"medusa_num_heads": 2, "medusa_num_layers": 1} | settings, weights
 
 
 def hydra(layered: bool) -> Checkpoint:

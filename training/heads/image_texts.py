@@ -20,7 +20,8 @@ def code_texts(
 
     Args:
         codes: Codes i64 [n, C] of n images, in raster order.
-        conditions: Class labels i64 [n], or caption features [n, L, d].
+        conditions: Class labels i64 [n], or caption features [n, L, d]; rows of
+            zeros before the first other one are masked, see `padded_features`.
         dropped: Share of images that lose their condition: with guidance a head also runs on the
             unconditional row (LANTERN, arXiv 2410.03355).
 
@@ -51,9 +52,11 @@ def code_texts(
             f"reads {'captions' if captions else 'classes'}. Store them in the file."
         )
     distinct, which = torch.unique(conditions, dim=0, return_inverse=True)
+    padding = (distinct == 0).all(-1).cumprod(-1).sum(-1).tolist() if captions else []
     with torch.no_grad():
         none = model.unconditional(1)
-        table = ConditionTable(torch.cat([model.condition(distinct), none]), none[0])
+        embedded = torch.cat([model.condition(distinct), none])
+        table = ConditionTable(embedded, none[0], (*padding, 0) if captions else ())
     target = ImageTarget(model, table)
     which[torch.rand(len(codes), generator=generator) < dropped] = len(distinct)
     pairs = zip(which.tolist(), codes.tolist(), strict=True)

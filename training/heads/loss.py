@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from ragspec.drafters.heads.head import DraftHead, HeadStates, RecurrentHead
 from ragspec.drafters.heads.parallel import BlockHead, MedusaHead
-from ragspec.drafters.heads.vocabulary import output_rows
+from ragspec.drafters.heads.vocabulary import linear_of, output_rows
+from ragspec.models.quantized import BlockLinear
 from ragspec.training.batches import StateRead
 from ragspec.verification.causal import CausalTarget
 
@@ -28,6 +29,8 @@ Output = Callable[[Tensor], Tensor]
 def frozen_output(target: CausalTarget, tokens: Tensor | None) -> Output:
     """Return a function with frozen weights from states to logits f32, of all tokens or some."""
     module = target.output_head if tokens is None else output_rows(target, tokens)
+    if isinstance(module, BlockLinear):  # its forward gives no gradient
+        module = linear_of(module.weight, module.bias)
     weights = {name: value.detach() for name, value in module.named_parameters()}
 
     def logits(states: Tensor) -> Tensor:

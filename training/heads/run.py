@@ -187,8 +187,9 @@ def _split(texts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
     texts = [text for text in texts if len(text) >= SHORTEST] or texts
     if len(texts) < HOLD_OUT:
         return [], texts
-    learned = [text for number, text in enumerate(texts) if number % HOLD_OUT]
-    return texts[::HOLD_OUT][:MOST_HELD_OUT], learned
+    held_out = range(0, len(texts), HOLD_OUT)[:MOST_HELD_OUT]
+    learned = [text for number, text in enumerate(texts) if number not in held_out]
+    return [texts[number] for number in held_out], learned
 
 
 @contextmanager

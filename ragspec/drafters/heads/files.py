@@ -127,7 +127,8 @@ def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | str | No
             "finite weights. Train it at a lower rate, or save it in another dtype."
         )
     form = head.config
-    about = {"target": form.target, "vocab_size": form.vocab_size, "feeds_norm": form.feeds_norm}
+    about: dict[str, object] = {"target": form.target, "vocab_size": form.vocab_size}
+    about |= {"feeds_norm": form.feeds_norm, "taps": form.taps}
     text = json.dumps(config | {"ragspec": about}, indent=2)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Draft heads to train: random ones, and copies of the target's last layer."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from ragspec.drafters.heads.config import JOINS, HeadConfig
 from ragspec.drafters.heads.medusa import prefix_layer
 from ragspec.drafters.heads.parallel import MedusaHead, unset_head
 from ragspec.errors import InputError
+from ragspec.models.quantized import BlockLinear
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import decoder_layers
 
 FORMS = ("eagle1", "eagle3", "peagle", "dflash", "medusa", "hydra", "hydra++")
+_LINEAR = (nn.Linear, BlockLinear)
 _COPIED = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -74,7 +77,7 @@ def fresh_head(
         head.tokens = torch.tensor(tokens)
     if copied:
         _copy_layer(target, head)
-    if isinstance(head, MedusaHead) and isinstance(target.output_head, nn.Linear):
+    if isinstance(head, MedusaHead) and isinstance(target.output_head, _LINEAR):
         for rows in head.outputs:
             rows.load_state_dict({"weight": target.output_head.weight}, strict=False)
     return head.to(target.device)
@@ -102,7 +105,7 @@ def _layers(form: str, target: CausalTarget, copied: bool) -> dict[str, object]:
 
 def _is_copied(target: CausalTarget) -> bool:
     """Return whether a target's last layer may be the head's first one."""
-    plain = isinstance(target.output_head, nn.Linear) and target.copies == 1
+    plain = isinstance(target.output_head, _LINEAR) and target.copies == 1
     text = target.model.config.get_text_config()
     return plain and text.model_type in _COPIED and bool(decoder_layers(target.model))
 
@@ -112,8 +115,10 @@ def _copy_layer(target: CausalTarget, head: base.DraftHead) -> None:
     """Let a head begin as the target's last layer, read over its last tap."""
     source: Any = decoder_layers(target.model)[-1]
     layer: Any = head.layers.layers[0]
-    for name, weight in source.state_dict().items():
-        ours = layer.state_dict()[name]
+    for name, ours in layer.state_dict().items():
+        if name.startswith("hidden_norm"):
+            continue
+        weight = attrgetter(name)(source)
         if weight.shape == ours.shape:
             ours.copy_(weight)
         else:  # reads the embedding too, whose half stays small and random

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ragspec.drafters.heads.checkpoint import Checkpoint, copied_layer
-from ragspec.drafters.heads.config import HeadConfig, HeadWeights
+from ragspec.drafters.heads.config import HeadConfig, HeadWeights, part_of
 from ragspec.drafters.heads.head import DraftHead, text_of
 from ragspec.errors import UnsupportedModelError
 from ragspec.needs import LAST
@@ -44,12 +44,14 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     (vocab_size, width), prefix = rows.shape, "layers.norm.weight" in state
     grounded = first.shape[1] > width
     layer, offset = map(checkpoint.config.get, (_SETTINGS, "hidden_state_offset"))
+    taps = part_of(part_of(checkpoint.config, "ragspec", dict), "taps", list)
+    last = int(text_of(target).num_hidden_layers) - offset if offset else LAST
     return checkpoint.head(
         state,
         layers=layer or prefix_layer(text_of(target)) if prefix else {"hidden_size": width},
         embedding_size=first.shape[1] - width if grounded else width,
         vocab_size=vocab_size,
-        taps=(int(text_of(target).num_hidden_layers) - offset if offset else LAST,),
+        taps=tuple(taps) or (last,),
         form="hydra++" if prefix else "hydra" if grounded else "medusa",
         bias="outputs.0.bias" in state,
         slots=_count(state, r"outputs\.\d+\.weight"),

@@ -103,7 +103,7 @@ def pictures(folder: Path, count: int) -> tuple[Path, Path]:
 def test_a_head_of_codes(tmp_path: Path, capsys: Capture) -> None:
     folder, data = pictures(tmp_path, 24)
     out = tmp_path / "head"
-    result = run(capsys, *small(folder, data, out))
+    result = run(capsys, *small(folder, data, out, "--seed", "-100000000000000000000"))
     assert (result["texts"], result["tokens"], result["held_out"]) == (24, 24 * 17, 2)
     err = output_of(capsys, *small(folder, data, tmp_path / "m", "-s", "form=medusa")).err
     assert "a head of medusa drafts without guidance: use --guidance 1" in err
@@ -251,6 +251,16 @@ def test_the_best_head_on_held_out_texts_is_written(
     written = open_head(tmp_path / "head").state_dict()
     assert len(heads) > 3
     assert all(torch.equal(written[name], weight) for name, weight in heads[1].items())
+
+
+def test_texts_beyond_the_held_out_ones_are_learned(
+    some: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Mock(wraps=HeadTrainer)
+    monkeypatch.setattr(train_head_run, "MOST_HELD_OUT", 1)
+    monkeypatch.setattr(train_head_run, "HeadTrainer", trainer)
+    result = train(*some, tmp_path / "head", SETTINGS)
+    assert len(trainer.call_args.args[1]) == result["texts"] - result["held_out"] == 39
 
 
 def test_a_full_disk_does_not_lose_the_training(

@@ -11,6 +11,8 @@ from ragspec.drafters.heads.head import check_head
 from ragspec.errors import InputError
 from ragspec.training.files import read_codes
 from ragspec.training.image_texts import code_texts
+from ragspec.verification.causal import read_states
+from ragspec.visual.models.target import ConditionTable, ImageTarget
 from tests.support import heads, image_models
 
 CODES = torch.arange(64).view(4, 16) % image_models.BOOK
@@ -37,6 +39,19 @@ def test_a_picture_stands_below_its_condition(condition: str) -> None:
     other = torch.zeros(4, 3, 6) if condition == "class" else torch.zeros(4).long()
     with pytest.raises(InputError, match=r"as the model reads .* Store them in the file"):
         code_texts(model, CODES, other, seeded())
+
+
+def test_zeros_before_a_caption_are_masked() -> None:
+    model = image_models.model("features")
+    inputs = image_models.condition_inputs(model)
+    inputs[0, 0] = 0.0
+    target, texts = code_texts(model, CODES[:3], inputs, seeded(), dropped=0.0)
+    with torch.no_grad():
+        table = ConditionTable(model.condition(inputs), model.unconditional(1)[0], (1, 0, 0))
+    other = ImageTarget(model, table)
+    for row, text in enumerate(texts):
+        expected = read_states(other, [other.prompt(row) + text[target.condition_length :]])
+        torch.testing.assert_close(read_states(target, [text])[0].by_tap, expected[0].by_tap)
 
 
 @pytest.mark.parametrize("condition", ["class", "features"])

@@ -11,6 +11,7 @@ import torch
 from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.quantized import quantized
 from ragspec.training.batches import StateReader, seeded
 from ragspec.training.loss import Teacher, head_loss, rounds
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress
@@ -157,6 +158,19 @@ def test_layers_may_be_wider_than_what_the_output_head_reads(form: str) -> None:
     model = tiny.model("opt", word_embed_proj_dim=32, ffn_dim=48, do_layer_norm_before=False)
     head = heads.train_head(CausalTarget(model), texts(vocab=90), HeadTraining(2, form=form))
     assert all(each.report.drafted for each in heads.check_texts(model, head)[1])
+
+
+@pytest.mark.parametrize("form", ["eagle1", "eagle3", "dflash", "medusa"])
+def test_a_quantized_target_teaches_as_a_float_one(form: str) -> None:
+    model = heads.model(torch.float32)
+    heads_and_gradients = []
+    for instance in (CausalTarget(model), CausalTarget(quantized(copy.deepcopy(model)))):
+        head = fresh_head(instance, seeded(0, 0, 0), form=form)
+        states = torch.ones(2, 32, requires_grad=True)
+        logits = Teacher(instance, head).output(states)
+        gradient = torch.autograd.grad(logits.square().sum(), states)
+        heads_and_gradients.append(head.state_dict() | {"gradient": gradient[0]})
+    torch.testing.assert_close(*heads_and_gradients, atol=0.02, rtol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_heads_compute_what_published_code_does(name: str, tmp_path: Path) -> No
 
 
 SAVED = LAYOUTS | test_slots.LAYOUTS
+SAVED["medusa below the last layer"] = partial(published_heads.medusa, hidden_state_offset=1)
 
 
 @pytest.mark.parametrize("name", SAVED)
