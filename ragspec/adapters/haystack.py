@@ -3,13 +3,16 @@
     pipeline.add_component("llm", RagspecChatGenerator(model="smollm2"))
     pipeline.run({"llm": {"messages": [ChatMessage.from_user("Name three rivers.")]}})
 
-Written against haystack-ai 3, whose asynchronous pipelines run this component in threads.
+Written against haystack-ai 3.
 """
 
+import asyncio
+from collections.abc import Sequence
 from contextlib import closing
+from inspect import isawaitable
 from typing import Any
 
-from ragspec.adapters.writer import NO_TOOLS, SETTINGS, HostWriter
+from ragspec.adapters import writer
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.pipelines.openai import read_settings
@@ -46,18 +49,18 @@ class RagspecChatGenerator:
         streaming_callback: StreamingCallbackT | None = None,
         **settings: Any,
     ) -> None:
-        expect_known("setting", settings, SETTINGS)
+        expect_known("setting", settings, writer.SETTINGS)
         self.settings = {"model": model, "engine": engine, **settings}
         self.generation_kwargs = generation_kwargs or {}
         self.streaming_callback = streaming_callback
-        self._writer: HostWriter | None = None
+        self._writer: writer.HostWriter | None = None
         read_settings(self.generation_kwargs)
         if model is None or engine is not None:
             self.warm_up()  # loads nothing; contradictions are errors at once
 
-    def warm_up(self) -> HostWriter:
+    def warm_up(self) -> writer.HostWriter:
         """Load the model if it is not loaded, and return what writes with it."""
-        self._writer = self._writer or HostWriter(**self.settings)
+        self._writer = self._writer or writer.HostWriter(**self.settings)
         return self._writer
 
     def to_dict(self) -> dict[str, object]:
@@ -97,21 +100,55 @@ class RagspecChatGenerator:
             InputError, SamplingError, PromptTooLongError: As for `Engine.generate`.
             UnsupportedModelError: There is no chat template.
         """
-        if tools:
-            raise InputError(NO_TOOLS)
         callback = select_streaming_callback(self.streaming_callback, streaming_callback, False)
-        request = read_settings(self.generation_kwargs, generation_kwargs, {"documents": documents})
+        job = self._job(messages, generation_kwargs, documents, tools)
+        if callback is None:
+            return _replies(self.warm_up().write(job))
+        with closing(self.warm_up().stream(job)) as replies:
+            for reply in replies:
+                callback(self._chunk(reply))
+        return _replies([reply])
+
+    @component.output_types(replies=list[ChatMessage])  # type: ignore[untyped-decorator]
+    async def run_async(
+        self,
+        messages: list[ChatMessage] | str,
+        streaming_callback: StreamingCallbackT | None = None,
+        generation_kwargs: dict[str, Any] | None = None,
+        *,
+        documents: list[Document] | None = None,
+        tools: ToolsType | None = None,
+    ) -> dict[str, list[ChatMessage]]:
+        """Answer a conversation as `run` does; a cancelled call ends its texts."""
+        callback = select_streaming_callback(self.streaming_callback, streaming_callback, True)
+        job = await asyncio.to_thread(self._job, messages, generation_kwargs, documents, tools)
+        if callback is None:
+            return _replies(await writer.in_thread("write")(self.warm_up(), job))
+        async for reply in writer.pulled(self.warm_up().stream(job)):
+            if isawaitable(done := callback(self._chunk(reply))):
+                await done
+        return _replies([reply])
+
+    def _job(
+        self,
+        messages: list[ChatMessage] | str,
+        settings: dict[str, Any] | None,
+        documents: list[Document] | None,
+        tools: ToolsType | None,
+    ) -> writer.Job:
+        if tools:
+            raise InputError(writer.NO_TOOLS)
+        request = read_settings(self.generation_kwargs, settings, {"documents": documents})
         turns = [ChatMessage.from_user(messages)] if isinstance(messages, str) else messages
         ids = {"require_tool_call_ids": False}
         turns = [t.to_openai_dict_format(**ids) if isinstance(t, ChatMessage) else t for t in turns]
-        writer, info = self.warm_up(), ComponentInfo.from_component(self)
-        job = writer.chat(turns, request)
-        if callback is None:
-            texts, form = writer.write(job), ChatMessage.from_assistant
-            return {"replies": [form(each.text, meta=each.facts) for each in texts]}
-        with closing(writer.stream(job)) as replies:
-            for number, reply in enumerate(replies):
-                meta, ends = {"model": writer.name, **reply.facts}, reply.facts.get("finish_reason")
-                place = {"index": 0, "start": number == 0, "finish_reason": ends}
-                callback(StreamingChunk(reply.delta, meta, info, **place))
-        return {"replies": [ChatMessage.from_assistant(reply.text, meta=reply.facts)]}
+        return self.warm_up().chat(turns, request)
+
+    def _chunk(self, reply: writer.HostReply) -> StreamingChunk:
+        meta, ends = {"model": self.warm_up().name, **reply.facts}, reply.facts.get("finish_reason")
+        place = {"index": 0, "start": reply.text == reply.delta, "finish_reason": ends}
+        return StreamingChunk(reply.delta, meta, ComponentInfo.from_component(self), **place)
+
+
+def _replies(texts: Sequence[writer.HostReply]) -> dict[str, list[ChatMessage]]:
+    return {"replies": [ChatMessage.from_assistant(each.text, meta=each.facts) for each in texts]}

@@ -44,7 +44,8 @@ class ChatRagspec(HostModel, BaseChatModel, extra="forbid"):  # type: ignore[mis
         return list(encode_text(self._writer.engine.tokenizer, well_formed(text)).ids)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: object) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop, **kwargs)
+        stops = self.request({}, (), stop).options.get("stop")
+        params = super()._get_ls_params(stop=stops, **kwargs)
         return {**params, "ls_provider": "ragspec", "ls_model_name": self._writer.name}
 
     def _job(

@@ -95,10 +95,16 @@ class RagspecLLM(HostModel, llms.CustomLLM):  # type: ignore[misc]
 
 
 def _read_message(message: llms.ChatMessage) -> dict[str, object]:
-    """Return a message in OpenAI's form, with blocks that have no text as parts."""
-    others = [{"type": b.block_type} for b in message.blocks if not isinstance(b, llms.TextBlock)]
-    turn = {"role": str(message.role.value), "content": others or message.content}
-    return {**turn, "tool_calls": message.additional_kwargs.get("tool_calls")}
+    """Return a message in OpenAI's form, without thoughts; pictures and the like are parts."""
+    kinds = {block.block_type for block in message.blocks} - {"text", "thinking", "tool_call"}
+    parts = [{"type": block.block_type} for block in message.blocks] if kinds else None
+    calls = list(message.additional_kwargs.get("tool_calls") or ())
+    for block in message.blocks:
+        if block.block_type == "tool_call":
+            function = {"name": block.tool_name, "arguments": block.tool_kwargs}
+            calls.append({"type": "function", "id": block.tool_call_id, "function": function})
+    turn = {"role": str(message.role.value), "content": parts or message.content}
+    return {**turn, "tool_calls": calls or None}
 
 
 def _response(reply: HostReply) -> llms.ChatResponse:

@@ -93,7 +93,8 @@ class RagspecLM(HFLM):  # type: ignore[misc]
             settings.setdefault("temperature", 1.0)  # the default of transformers
         else:
             settings = {k: v for k, v in settings.items() if k == "repetition_penalty"}
-        prompts = [row[mask.bool()].tolist() for row, mask in zip(context, whole, strict=True)]
+        rows = [row[mask.bool()].tolist() for row, mask in zip(context, whole, strict=True)]
+        prompts = [row or [self.prefix_token_id] for row in rows]  # as for likelihoods
         texts = self.engine.generate(
             prompts,
             Sampling(**settings, seed=[next(self._seeds) for _ in prompts]),

@@ -13,9 +13,9 @@ from contextlib import ExitStack, closing
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_serializer
 
 from ragspec.adapters.passages import hits_of
 from ragspec.drafters.base import SourceText
@@ -33,6 +33,7 @@ from ragspec.reports.generation import Generation, place_tokens
 from ragspec.retrievers.search.sentences import rank_sentences
 from ragspec.sampling.settings import Sampling
 
+T = TypeVar("T")
 TOOL_ROLES = ("tool", "function")  # roles whose texts a template may leave out
 DEFAULTS = {p.name: p.default for p in signature(Engine.from_pretrained).parameters.values()}
 SETTINGS = DEFAULTS.keys() - {"model", "options"} | {*OPTIONS, "chat_template"}
@@ -159,6 +160,8 @@ class HostWriter:
         if begin and not is_chat(tokenizer):  # the tokenizer adds it again
             text = text.removeprefix(begin)
         prompt = placed(tokenizer, text, hits)
+        if not prompt.token_ids:
+            raise InputError("the prompt is empty; expected at least one token to go on from.")
         held = {span[2] for span in prompt.spans}
         others = [(n, hit.passage.text) for n, hit in enumerate(hits) if n not in held]
         others += [(-1, each) for each in further]
@@ -181,6 +184,8 @@ class HostWriter:
 
     def stream(self, job: Job) -> Generator[HostReply]:
         """Yield the states of one text, the last with its figures; closing it cancels the text."""
+        if (n := job.sampling.n) > 1:
+            raise InputError(f"got n={n}; expected n=1 in a stream. Ask for whole texts instead.")
         text = ""
         chunks = self.engine.stream(list(job.prompt.token_ids), job.sampling, **job.options)
         with closing(chunks):
@@ -237,9 +242,9 @@ class HostModel(BaseModel):
     model: str | None = None
     engine: Any = Field(default=None, exclude=True, repr=False)
     max_batch_size: int | None = None
-    drafter: Any = Field(default="auto", exclude=True)
-    draft_model: Any = Field(default=None, exclude=True)
-    budget: Any = Field(default="auto", exclude=True)
+    drafter: Any = "auto"
+    draft_model: Any = None
+    budget: Any = "auto"
     chat_template: str | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -260,6 +265,12 @@ class HostModel(BaseModel):
         # Not in a validator: pydantic would hide our errors in one of its own.
         read_settings(self.settings)
         _ = self._writer
+
+    @field_serializer("drafter", "draft_model", "budget")
+    def _saved(self, value: object) -> object:
+        """Return a setting as JSON, or the text of an object, which is then refused by name."""
+        parts = value if isinstance(value, list | tuple) else [value]
+        return value if all(isinstance(each, str | int | None) for each in parts) else repr(value)
 
     @property
     def _writer(self) -> HostWriter:
@@ -301,7 +312,7 @@ def in_thread(name: str) -> Any:
     return call
 
 
-async def pulled(items: Iterator[object]) -> AsyncGenerator[object]:
+async def pulled(items: Iterator[T]) -> AsyncGenerator[T]:
     """Yield the items of an iterator, computed in threads so that the event loop stays free."""
     while (item := await asyncio.to_thread(next, items, None)) is not None:
         yield item

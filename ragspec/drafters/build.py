@@ -28,7 +28,7 @@ DrafterSpec = str | Drafter | Sequence[str | Drafter] | None
 def build_drafter(
     drafter: DrafterSpec, draft_model: DraftModel, tokenizer: Tokenizer | None, target: CausalTarget
 ) -> Drafter | None:
-    """Return the drafter for a name, an object, or a list of these; None for no drafter.
+    """Return the drafter for a name, an object, or a list of these; None or "none" for none.
 
     All drafters are wrapped by `Fuse`, which also keeps a failing source from breaking the output.
 
@@ -41,7 +41,7 @@ def build_drafter(
         InputError: Another type, or a method that needs a source.
     """
     several = isinstance(drafter, Sequence) and not isinstance(drafter, str)
-    requests: Any = drafter if several else [] if drafter is None else [drafter]
+    requests: Any = drafter if several else [] if drafter in (None, "none") else [drafter]
     draft = None if draft_model is None else model_drafter(draft_model, tokenizer, target).model
     sources = build_all(requests, Sources(draft_model=draft, table=target.next_tokens))
     for source in sources:

@@ -20,6 +20,7 @@ Encoded = tuple[list[list[int]], bool]
 Prompts = str | Sequence[object] | Mapping[str, object] | Tensor | np.ndarray
 
 _FORMS = "expected a text, chat messages ({'role', 'content'}), token ids, or a list of these"
+THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # parts of turns that are not sent again
 
 
 def encode_prompts(
@@ -266,11 +267,12 @@ def read_message(message: Message, number: int, tokenizer: "Tokenizer") -> dict[
 
 
 def _joined(content: object) -> str | None:
-    """Return a text, or the joined parts of one; None for anything else."""
+    """Return a text, or the joined parts of one without thoughts; None for anything else."""
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, Sequence) else (None,)
-    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    parts: Any = content if isinstance(content, Sequence) else (None,)
+    named = [part if isinstance(part, Mapping) else {"text": part} for part in parts]
+    texts: list[Any] = [part.get("text") for part in named if part.get("type") not in THOUGHTS]
     return "".join(texts) if all(isinstance(text, str) for text in texts) else None
 
 

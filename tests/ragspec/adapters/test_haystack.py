@@ -1,5 +1,6 @@
 """Haystack over a tiny chat model: components, streaming and pipelines that are written to text."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -65,6 +66,33 @@ def test_chunks_go_to_the_callback_of_the_run_or_of_the_component() -> None:
     assert [chunk.content for chunk in again] == [chunk.content for chunk in chunks]
 
 
+def test_asynchronous_runs_stream_and_a_cancelled_one_ends_its_texts() -> None:
+    engine, done = chatting.engine().with_limits(1), list[Any]()
+    engine.on_finish(done.append)
+    pipeline, chunks = Pipeline(), list[StreamingChunk]()
+    pipeline.add_component("llm", generator(engine=engine))
+
+    async def noted(chunk: StreamingChunk) -> None:
+        chunks.append(chunk)
+
+    async def run(**more: Any) -> str:
+        inputs = {"messages": REQUESTS, **more}
+        return str((await pipeline.run_async({"llm": inputs}))["llm"]["replies"][0].text)
+
+    expected = chatting.alone(TURN).text
+    assert asyncio.run(run()) == asyncio.run(run(streaming_callback=noted)) == expected
+    assert "".join(chunk.content for chunk in chunks) == expected and len(chunks) > 2
+
+    async def impatient() -> None:
+        done.clear()
+        settings = {"max_tokens": 400, "ignore_eos": True}
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(run(generation_kwargs=settings), 0.05)
+
+    asyncio.run(impatient())
+    assert asyncio.run(run(generation_kwargs={"max_tokens": 3})) and len(done) == 1
+
+
 def test_documents_are_drafted_from() -> None:
     engine = Engine(tiny.model(), tiny.tokenizer(chat=True), "context", None, 8)
     component, settings = generator(engine=engine), {"ignore_eos": True}
@@ -111,7 +139,7 @@ def test_bad_input_is_reported_by_our_errors() -> None:
         generator().run(REQUESTS, tools=[object()])
     with pytest.raises(InputError, match="Did you mean 'drafter'"):
         RagspecChatGenerator("starter", drafters="context")
-    with pytest.raises(InputError, match="one prompt and n=1"):
+    with pytest.raises(InputError, match="expected n=1 in a stream"):
         generator().run(REQUESTS, streaming_callback=reported, generation_kwargs={"n": 2})
     with pytest.raises(InputError, match="reads text"):
         image = ImageContent(base64_image="AA==", mime_type="image/png", validation=False)

@@ -26,7 +26,8 @@ def chat(**inputs: Any) -> ChatRagspec:
 
 
 def test_invoke_gives_the_text_of_plain_decoding_and_its_figures() -> None:
-    result = chat().invoke([SystemMessage("Be brief."), HumanMessage(REQUESTS)])
+    thoughts = [{"type": "thinking", "thinking": "hm"}, "Be ", {"type": "text", "text": "brief."}]
+    result = chat().invoke([SystemMessage(thoughts), HumanMessage(REQUESTS)])
     expected = chatting.alone(("system", "Be brief."), TURN)
     assert result.content == expected.text
     assert result.usage_metadata is not None
@@ -103,6 +104,7 @@ def test_settings_of_a_call_win_over_those_of_the_model() -> None:
     cut = llm.bind(temperature=0.0, stop=[text[5:8]]).invoke(REQUESTS)
     assert cut.content == text[: text.index(text[5:8])]
     assert cut.response_metadata["finish_reason"] == "stop"
+    assert llm._get_ls_params(stop=["x"])["ls_stop"] == ["in no text", "x"]
 
 
 def test_several_texts_of_one_prompt() -> None:
@@ -133,6 +135,7 @@ def test_a_change_of_a_setting_that_loads_a_model_has_an_effect() -> None:
     expected = chatting.engine().generate(REQUESTS, max_new_tokens=chatting.NEW).text
     assert llm.model_copy(update=template).invoke(REQUESTS).content == expected
     assert llm.invoke(REQUESTS).content == chatting.alone(TURN).text
+    assert ChatRagspec(model="starter", drafter="none")._writer.engine.drafter is None
     llm.model = "starter"
     with pytest.raises(InputError, match="got both of model and engine"):
         llm.invoke(REQUESTS)

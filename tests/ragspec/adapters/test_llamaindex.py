@@ -7,10 +7,18 @@ import pytest
 
 from ragspec import Engine, Sampling
 from ragspec.errors import InputError
+from ragspec.retrievers import SuffixDrafter
 from tests.support import chatting, tiny
 
 pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed")
-from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ImageBlock,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from ragspec.adapters.llamaindex import RagspecLLM
@@ -100,7 +108,30 @@ def test_documents_are_drafted_from() -> None:
     assert helped.additional_kwargs["forwards"] < plain.additional_kwargs["forwards"]
 
 
+def test_a_model_is_the_same_after_it_was_written_and_read() -> None:
+    model = RagspecLLM(model="starter", drafter=["suffix", "context"], budget=3, max_tokens=8)
+    again = RagspecLLM.from_dict(model.to_dict())
+    assert (again.drafter, again.budget) == (["suffix", "context"], 3)
+    saved = model.model_copy(update={"drafter": SuffixDrafter()})
+    with pytest.raises(InputError, match="unknown drafter '<"):
+        RagspecLLM.from_dict(saved.to_dict())
+
+
+def test_turns_of_other_models_are_read() -> None:
+    """Without their thoughts, and with their calls of tools."""
+    block = ToolCallBlock(tool_call_id="1", tool_name="rivers", tool_kwargs={"n": 3})
+    blocks = [ThinkingBlock(content="hmm"), TextBlock(text="The Elbe."), block]
+    turns = [ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks), *user()]
+    template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}"
+    model = llm(chat_template=template, engine=(engine := chatting.engine()))
+    call = "{'type': 'function', 'id': '1', 'function': {'name': 'rivers', 'arguments': {'n': 3}}}"
+    expected = engine.generate(f"The Elbe.[{call}]{REQUESTS}", max_new_tokens=chatting.NEW)
+    assert model.chat(turns).message.content == expected.text
+
+
 def test_bad_input_is_reported_by_our_errors() -> None:
+    with pytest.raises(InputError, match="the prompt is empty"):
+        llm(engine=Engine(tiny.model(), tiny.tokenizer(), None)).complete("")
     with pytest.raises(InputError, match="got neither of model"):
         RagspecLLM()
     with pytest.raises(InputError, match="unknown setting 'seeed'"):

@@ -61,6 +61,8 @@ def test_a_context_that_is_too_long_keeps_its_end() -> None:
     request = requests("generate_until", (long, GREEDY), (long[-492:], GREEDY))
     first, second = model().generate_until(request, disable_tqdm=True)
     assert first == second
+    empty = requests("generate_until", ("", GREEDY), ("abc", GREEDY))
+    assert all(model().generate_until(empty, disable_tqdm=True))
 
 
 def test_likelihoods_are_those_of_a_forward() -> None:
