@@ -21,21 +21,28 @@ from ragspec.retrievers.formats.readers import parsing
 LINES = ("From", "To", "Cc", "Date", "Subject")
 FROM = rb"From [^\n]*\d{4}[^\n]*\n"
 START = re.compile(rb"\A" + FROM + rb"|(?<=\n)\r?\n" + FROM + rb"(?=[!-9;-~]+:)")
+BEFORE = b" \t\r\n\xef\xbb\xbf"  # a message: empty lines and a mark of UTF-8
 WORD = re.compile(r"https?:\S+|(\d+|[^\W\d]+)")  # links have none
 MORE = 0.25  # of a page's words: least surplus over its plain text for the page to be read
 QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 ENCODED = r"=\?[^?\s]+\?[bq]\?.*?\?="
+BARE_BOUNDARY = re.compile(r'(?<![\w*-])(boundary\s*=\s*)(?!")([^;\s]+)', re.I)
 ENCODED_WORDS = re.compile(rf"{ENCODED}(?:\s*{ENCODED})*", re.I)  # nothing stands between them
 
 
 class LenientPolicy(EmailPolicy):
     """Return the main lines of a header as they stand, and of others a part that can be parsed."""
 
+    refold_source = "none"
+
     def header_fetch_parse(self, name: str, value: str) -> Any:
         """Return a line, with encoded words as text."""
         if name.title() in LINES:
             text = ENCODED_WORDS.sub(_decoded_words, " ".join(value.split()))
             return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        if name.title() == "Content-Transfer-Encoding":  # with a comment or other signs
+            value = "".join(re.findall(r"[\w-]+", value)[:1])
+        value = BARE_BOUNDARY.sub(r'\1"\2"', value) if name.title() == "Content-Type" else value
         with suppress(Exception):  # such as IndexError
             return super().header_fetch_parse(name, value)
         return super().header_fetch_parse(name, value.partition(";")[0])
@@ -55,8 +62,9 @@ def _decoded_words(match: re.Match[str]) -> str:
 def read_message(path: Path, data: bytes) -> Extract:
     """Return the text of a mail and of the mails in it; raise DocumentError if it is none."""
     with parsing(path):
-        message: Any = message_from_bytes(data.lstrip(), policy=LenientPolicy())
-        is_mail, title = any(message[name] for name in LINES), str(message["Subject"] or "")
+        message: Any = message_from_bytes(data.lstrip(BEFORE), policy=LenientPolicy())
+        is_mail = any(message[name] for name in (*LINES, "Content-Type"))
+        title = str(message["Subject"] or "")
     if not is_mail:
         raise DocumentError(f"{path} is no mail; expected lines such as From and Subject.")
     parts = [*_parts(path, message)]
@@ -70,7 +78,7 @@ def _parts(path: Path, message: MIMEPart) -> Iterator[Extract]:
     with parsing(path):
         header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
         kind, name = message.get_content_type(), message.get_filename()
-        is_attachment, inner = message.is_attachment(), [*message.iter_parts()]
+        is_attachment, inner = message.is_attachment(), _inner(message)
     title, note = clean(header.get("Subject", "")), ""
     if kind == "multipart/alternative":
         inner, note = _forms(path, message)
@@ -83,6 +91,17 @@ def _parts(path: Path, message: MIMEPart) -> Iterator[Extract]:
         yield _body(path, message)
     else:
         yield Extract("", notes=(f"the attachment {clean(name or kind)} left out",))
+
+
+def _inner(message: MIMEPart) -> list[Any]:
+    """Return the parts of a message; a mail that was encoded together with its head is decoded."""
+    inner = [*message.iter_parts()]
+    lines = [str(value) for part in inner[:1] for _, value in part.raw_items()]
+    if message.get_content_type() != "message/rfc822" or (lines and "=3D" not in "".join(lines)):
+        return inner
+    message.set_payload("".join(part.as_string() for part in inner))
+    policy, data = LenientPolicy(), message.get_payload(decode=True)
+    return [message_from_bytes(data, policy=policy)] if isinstance(data, bytes) and data else inner
 
 
 def _forms(path: Path, message: MIMEPart) -> tuple[list[MIMEPart], str]:
@@ -123,7 +142,7 @@ def _body(path: Path, body: MIMEPart) -> Extract:
 
 def read_mailbox(path: Path, data: bytes) -> Extract:
     """Return the messages of a mailbox in their order; raise DocumentError if it is none."""
-    messages = START.split(data)[1:]
+    messages = START.split(data.lstrip(BEFORE))[1:]
     if not messages:
         raise DocumentError(f"{path} is no mailbox; expected messages that begin with a From line.")
     parts = []

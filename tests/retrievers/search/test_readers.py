@@ -65,6 +65,15 @@ ODD = b"From: =?UTF-8?Q?Ann_M=C3?=\n =?UTF-8?Q?\xbcl=0A?= <a@[\nFrom: B\nTo: <\n
 ODD_READ = "From: Ann Mül <a@[\nTo: <\nCc: =?utf-8?B?a?=\n\nHi"
 HIDING = b"<p hidden>1<p>Stay <b style='color:red; DISPLAY: none'>2</b>at home"
 SEALED = b"From: Ann <ann@example.org>\nContent-Type: application/pgp-encrypted\n\nx"
+# Encodings with other signs, and mails that are encoded as a whole.
+ENCODED = (
+    (b"text/plain", b"Quoted-Printable (odd)", b"1 =3D 1"),
+    (b"message/rfc822", b"base64;", b"VG86IEIKCkhpIQ=="),
+    (b"message/rfc822", b'"quoted-printable"', b"To: C\nX: =3D\n\nGr=C3=BC=C3=9Fe"),
+)
+PARTS = [PART % (b"%s\nContent-Transfer-Encoding: %s" % e[:2], e[2]) for e in ENCODED]
+BARE = b"\xef\xbb\xbfFrom: A\nContent-Type: multipart/mixed; boundary=B:=(1); x=y\n\n%s--B--\n"
+BARE = (BARE % b"".join(PARTS)).replace(b"--B", b"--B:=(1)")
 BEGIN = b"From a@b Mon Jan  1 10:00:00 2024\n"
 BOB = b"From: Bob <b@example.org>\nSubject: Two\n\n>From here on.\n\nFrom 2019 on.\n"
 MAILBOX = b"\n".join(BEGIN + each for each in (MAIL.replace(b"\r", b""), BOB, b"No: mail\n"))
@@ -393,6 +402,8 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("g.eml", forms(b"A b c http:x?8", b"A b c d"), "From: A\n\nA b c http:x?8", "", ["page"]),
     ("h.eml", forms(b"Pay 7 or 8", b"Pay 9"), "From: A\n\nPay 7 or 8", "", ["page left out"]),
     ("j.eml", write(ODD + b"Content-Type: text/plain; x*\n\nHi"), ODD_READ, "", []),
+    ("k.eml", write(BARE), "From: A\n\n1 = 1\n\nTo: B\n\nHi!\n\nTo: C\n\nGrüße", "", []),
+    ("a.mht", write(b"Content-Type: text/html\n\n<p>Hi"), "Hi", "", []),
     (
         "i.eml",
         forms(b"See", b"D:9\n  x\\,y", b"text/calendar"),
