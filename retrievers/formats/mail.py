@@ -106,16 +106,23 @@ def _inner(message: MIMEPart) -> list[Any]:
 
 def _forms(path: Path, message: MIMEPart) -> tuple[list[MIMEPart], str]:
     """Return the plain text, or the page if that says more, then files; and a note on the other."""
-    with parsing(path):
-        forms = [message.get_body((kind,)) for kind in ("plain", "html")]
-        files = [part for part in [*message.walk()][1:] if _is_file(part) and part not in forms]
-    texts = ["" if form is None else _body(path, form).text.lower() for form in forms]
+    forms, texts = list[list[MIMEPart]](), list[str]()
+    for kind in ("plain", "html"):
+        with parsing(path):
+            form = [part for part in message.iter_parts() if part.get_body((kind,)) is not None]
+            inner = [part for each in form for part in each.walk() if not part.is_attachment()]
+            bodies = [part for part in inner if part.get_content_type() == f"text/{kind}"]
+        forms.append(form)
+        texts.append(" ".join(_body(path, part).text.lower() for part in bodies))
     plain, page = ({*WORD.findall(text)} - {""} for text in texts)
     numbers = [sum(map(str.isdecimal, words)) for words in (plain, page)]
     is_page = (numbers[1], len(page)) > (numbers[0], len(plain) + MORE * len(page))
     note = f"the {('page', 'plain text')[is_page]} left out; it has words that the other lacks"
     best, lost = forms[is_page], plain - page if is_page else page - plain
-    return [*message.iter_parts()] if best is None else [best, *files], note if lost else ""
+    with parsing(path):
+        read = [part for each in best for part in each.walk()]
+        files = [part for part in [*message.walk()][1:] if _is_file(part) and part not in read]
+        return [*best, *files] or [*message.iter_parts()], note if lost else ""
 
 
 def _is_file(part: MIMEPart) -> bool:

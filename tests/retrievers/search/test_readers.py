@@ -74,6 +74,7 @@ ENCODED = (
 PARTS = [PART % (b"%s\nContent-Transfer-Encoding: %s" % e[:2], e[2]) for e in ENCODED]
 BARE = b"\xef\xbb\xbfFrom: A\nContent-Type: multipart/mixed; boundary=B:=(1); x=y\n\n%s--B--\n"
 BARE = (BARE % b"".join(PARTS)).replace(b"--B", b"--B:=(1)")
+TWO = PART.replace(b"-B", b"-C") % (b"text/html", b"<p>Hi 7") * 2 + b"--C--\n"
 BEGIN = b"From a@b Mon Jan  1 10:00:00 2024\n"
 BOB = b"From: Bob <b@example.org>\nSubject: Two\n\n>From here on.\n\nFrom 2019 on.\n"
 MAILBOX = b"\n".join(BEGIN + each for each in (MAIL.replace(b"\r", b""), BOB, b"No: mail\n"))
@@ -403,6 +404,8 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("h.eml", forms(b"Pay 7 or 8", b"Pay 9"), "From: A\n\nPay 7 or 8", "", ["page left out"]),
     ("j.eml", write(ODD + b"Content-Type: text/plain; x*\n\nHi"), ODD_READ, "", []),
     ("k.eml", write(BARE), "From: A\n\n1 = 1\n\nTo: B\n\nHi!\n\nTo: C\n\nGrüße", "", []),
+    ("l.eml", forms(b"Hi", TWO, b"multipart/mixed; boundary=C"), "From: A\n\nHi 7\n\nHi 7", "", []),
+    ("m.eml", forms(b"Hi", b"Ho", b"text/plain"), "From: A\n\nHi\n\nHo", "", []),
     ("a.mht", write(b"Content-Type: text/html\n\n<p>Hi"), "Hi", "", []),
     (
         "i.eml",
