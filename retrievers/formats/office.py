@@ -4,14 +4,17 @@ python-docx and python-pptx open the files, and the writer of HTML pages writes 
 exponents, formulas, tables and headings look as those of pages.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from posixpath import dirname, join, normpath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zipfile import ZipFile
 
 from ragspec.retrievers.formats.encodings import Extract, joined
 from ragspec.retrievers.formats.html import WORD, read_tree
@@ -41,6 +44,18 @@ STRUCK += ' | */@strike[.!="noStrike"]'
 TEXT_MARKS = ("vertAlign", "strike", "vanish")  # how the names of marks of text end
 RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
 HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
+WORD_TYPE = b"vnd.openxmlformats-officedocument.wordprocessingml.document.main+"
+SLIDES_TYPE = b"vnd.openxmlformats-officedocument.presentationml.presentation.main+"
+# Parts of an archive, what packages refuse in them, as Office does not, and what takes its place.
+_OFFICE = rb"vnd\.(?:openxmlformats-officedocument\.%s|ms-%s)\.[\w.]+\.main\+"
+_DATE = rb"[^>]*>(?!\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ?<)[^<]*"
+REPAIRS = (
+    ("[[]Content_Types.*", _OFFICE % (b"wordprocessingml", b"word"), WORD_TYPE),
+    ("[[]Content_Types.*", _OFFICE % (b"presentationml", b"powerpoint"), SLIDES_TYPE),
+    ("docProps/core.*", rb"<(\w+:(?:created|modified|lastPrinted))\b%s</\1>" % _DATE, b""),
+    ("xl/styles.*", rb"<(\w+:|)fill\s*(?:/>|></\1fill>)", rb"<\1fill><\1patternFill/></\1fill>"),
+    ("xl/sharedStrings.*", b"_x005F_", b"_x005f_"),  # which openpyxl would unescape by itself
+)
 
 
 class Style(NamedTuple):
@@ -201,6 +216,29 @@ def style_of(name: str, elements: Mapping[str, "_Element"]) -> Style:
     return style
 
 
+def repair(data: bytes) -> bytes:
+    """Return an archive without what packages refuse, such as references to files that it lacks."""
+    from lxml import etree
+
+    file, parser = BytesIO(data), etree.XMLParser(recover=True, resolve_entities=False)
+    with ZipFile(file, "a") as archive:
+        names = set(archive.namelist())
+        for name in names:
+            forms = [(old, new) for each, old, new in REPAIRS if re.fullmatch(each, name)]
+            part = changed = archive.read(name) if forms or name.endswith(".rels") else b""
+            for old, new in forms:
+                changed = re.sub(old, new, changed)
+            root = etree.fromstring(part, parser) if name.endswith(".rels") else None
+            for each in [] if root is None else list(root):
+                target = normpath(join("/", dirname(dirname(name)), each.get("Target", "")))
+                if each.get("TargetMode") != "External" and target[1:] not in names:
+                    each.getparent().remove(each)
+                    changed = etree.tostring(root)
+            if changed != part:
+                archive.writestr(name, changed)
+    return file.getvalue()
+
+
 def read_docx(path: Path, data: bytes) -> Extract:
     """Return the text of a word-processor file with its headings, and the notes at the foot."""
     import docx
@@ -210,7 +248,7 @@ def read_docx(path: Path, data: bytes) -> Extract:
     counts, numbering, labels = Counter[str](), None, dict[tuple[str, str], str]()
     at_foot = dict[tuple[str, str], Any]()
     with parsing(path):
-        file = docx.Document(BytesIO(data))
+        file = docx.Document(BytesIO(repair(data)))
         body, title = file.element.body, (file.core_properties.title or "").strip()
         elements = {attribute(e, "styleId"): e for e in file.styles.element.iterfind("{*}style")}
         styles = {name: style_of(name, elements) for name in elements}
@@ -238,7 +276,7 @@ def read_pptx(path: Path, data: bytes) -> Extract:
 
     notes, counts = left_out(path, data), Counter[str]()
     with parsing(path):
-        file = pptx.Presentation(BytesIO(data))
+        file = pptx.Presentation(BytesIO(repair(data)))
         title, every = (file.core_properties.title or "").strip(), list(file.slides)
     slides = [Extract("")] * len(every)
     for number, slide in enumerate(every):

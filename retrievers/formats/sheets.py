@@ -16,7 +16,7 @@ from typing import Any
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.formats.encodings import SAMPLE, Extract, clean, decode, joined
-from ragspec.retrievers.formats.office import read_part
+from ragspec.retrievers.formats.office import read_part, repair
 from ragspec.retrievers.formats.readers import MAX_BYTES, format_of, left_out, parsing
 
 NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, an amount
@@ -31,7 +31,7 @@ SIGNS = {  # of a sheet's source -> its note; only texts within cells have fonts
     rb'<(?:\w+:)?(?:row|col) [^>]*\bhidden="[1t]': "hidden rows or columns read in",
     rb"<(?:\w+:)?(?:vertAlign|strike)\b": "exponents or struck-out parts of cells not read in",
 }
-ESCAPE = re.compile(r"_x([0-9A-F]{4})_")  # a character in the text of a cell
+ESCAPE = re.compile(r"_x([0-9A-Fa-f]{4})_")  # a character in the text of a cell
 SECTION = re.compile(f"{LITERALS}{DIGITS}{LITERALS}(?:;|$)")
 
 
@@ -149,6 +149,7 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
 
     notes = left_out(path, data)
     with parsing(path):
+        data = repair(data)
         file = load_workbook(BytesIO(data), read_only=True, data_only=True, rich_text=True)
         formulas = load_workbook(BytesIO(data), read_only=True)
         sheets = [(sheet, formulas[sheet.title]) for sheet in file.worksheets]

@@ -186,9 +186,9 @@ OLD_CODE = {"cell_type": "code", "input": ["1+1"], "outputs": OUTPUTS}
 OLD = {"worksheets": [{"cells": [{"cell_type": "markdown", "source": "# Old"}, OLD_CODE]}]}
 SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 SHARED = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
-SHARED = f'<Override PartName="/s.xml" ContentType="{SHARED}"/></Types>'
+SHARED = f'<Override PartName="/xl/sharedStrings.xml" ContentType="{SHARED}"/></Types>'
 RICH = "<r><t>10</t></r><r><rPr><vertAlign val='superscript'/></rPr><t>-6</t></r><r><t> </t></r>"
-RICH += "<r><rPr><strike/></rPr><t>5</t></r>"
+RICH += "<r><rPr><strike/></rPr><t>5</t></r></si><si><t>_x005F_x000A_</t>"
 BOOK = "b\n\nText of b.\n\na\n\nText of a."
 FORM = "To,Ann\nBy,Bob\nNet,5\n\nNo,7\nAt,Bonn\n"
 PAGE = "<html><body><h1>{0}</h1><p>Text of {0}.</p></body></html>"
@@ -319,10 +319,11 @@ def xlsx(path: Path) -> None:
     file.save(path)
     change(path, '<dimension ref="A1:E4"', '<dimension ref="A1"')
     change(path, 't="inlineStr"><is><t>Seal</t></is>', 't="s"><v>0</v>')
+    change(path, 't="inlineStr"><is><t>Since</t></is>', 't="s"><v>1</v>')
     change(path, '<c r="D4">', '<c r="D4" t="str">')
     change(path, "</Types>", SHARED)
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("s.xml", f'<sst xmlns="{SHEET}"><si>{RICH}</si></sst>')
+        archive.writestr("xl/sharedStrings.xml", f'<sst xmlns="{SHEET}"><si>{RICH}</si></sst>')
 
 
 def change(path: Path, old: str, new: str) -> None:
@@ -374,8 +375,8 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     (
         "a.xlsx",
         xlsx,
-        "Item\tPrice\tSince\nItem: 10^-6 ~~5~~; Price: 4.5; Since: 2026-03-01; =A1:A3*2; ab\n\n"
-        "Item: ~~Hose~~; Price: 25.0%; Since: =B2*2\n\n"
+        "Item\tPrice\t_x000A_\nItem: 10^-6 ~~5~~; Price: 4.5; _x000A_: 2026-03-01; =A1:A3*2; ab\n\n"
+        "Item: ~~Hose~~; Price: 25.0%; _x000A_: =B2*2\n\n"
         + "\n".join(f"{form}\t{text}" for _, form, text in FORMATS),
         "",
         ["1 charts", "1 drawings", "hidden rows", "exponents", "hidden sheet Old", "formulas"],
@@ -586,6 +587,30 @@ def test_files_are_read_by_format(
     assert document.page_of(0) is None
     PassageIndex.build([document], embedder=None).save(tmp_path / "idx")
     assert PassageIndex.open(tmp_path / "idx").documents == (document,)
+
+
+OFFICE = "vnd.openxmlformats-officedocument."
+LOST = '<Relationship Id="z" Type="image" Target="NULL"/>'
+
+
+@pytest.mark.parametrize(
+    ("make", "suffix", "old", "new"),
+    [
+        (docx, "dotx", "document.main", "template.main"),
+        (docx, "docm", f"{OFFICE}wordprocessingml.document", "vnd.ms-word.document.macroEnabled"),
+        (pptx, "ppsx", "presentation.main", "slideshow.main"),
+        (docx, "docx", "</Relationships>", f"{2 * LOST}</Relationships>"),
+        (xlsx, "xlsx", "<fill><patternFill/></fill>", "<fill/>"),
+        (xlsx, "xltm", 'W3CDTF">', 'W3CDTF">on '),
+    ],
+)
+def test_office_files_that_packages_refuse_are_read(
+    tmp_path: Path, make: Callable[[Path], None], suffix: str, old: str, new: str
+) -> None:
+    make(path := tmp_path / f"a.{make.__name__}")
+    text = load_document(path).text
+    change(path, old, new)
+    assert load_document(path.rename(path.with_suffix(f".{suffix}"))).text == text
 
 
 def test_strict_and_oversized_office_files_are_refused(
