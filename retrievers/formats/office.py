@@ -99,7 +99,7 @@ def read_part(
     counts["embedded documents left out"] += len(root.findall(".//{*}altChunk"))
     counts["runs of hidden text read"] += sum(e.find("../../{*}t") is not None for e in hidden)
     write_marks(root)
-    etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
+    drop_deletions(root)
     for element in list(root.iter(etree.Element)):
         name = str(element.tag).rpartition("}")[2]
         element.tail = None
@@ -140,6 +140,24 @@ def drop_instructions(root: "_Element") -> None:
             pending.append(each)
         while pending and "begin" not in fields:  # a field that is never closed loses no text
             pending.pop().tag = "Fallback"
+
+
+def drop_deletions(root: "_Element") -> None:
+    """Drop what is no text of a file, and join paragraphs whose ends are deleted or moved away."""
+    from lxml import etree
+
+    marks = list(root.iterfind(".//{*}p/{*}pPr/{*}rPr/*"))
+    ends = [e.getparent().getparent() for e in marks if e.tag.endswith(("}del", "}moveFrom"))]
+    etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
+    for properties in ends:
+        paragraph = properties.getparent()
+        after = next(paragraph.itersiblings("{*}p", "{*}tbl"), paragraph)
+        if after is not paragraph and after.tag == paragraph.tag:
+            start = len(after.findall("{*}pPr"))
+            after[start:start] = paragraph[1:]
+        elif "".join(paragraph.itertext()).strip():
+            continue
+        paragraph.getparent().remove(paragraph)
 
 
 def apply_styles(root: "_Element", styles: Mapping[str, Style]) -> None:
