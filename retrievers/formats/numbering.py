@@ -6,7 +6,8 @@ lists of a definition share its counts.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,7 @@ ONES = ["", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix"]
 TENS, HUNDREDS = ([e.translate(str.maketrans("ivx", to)) for e in ONES] for to in ("xlc", "cdm"))
 ROMAN = [hundred + ten + one for hundred in HUNDREDS for ten in TENS for one in ONES]
 OFF = ("0", "false", "off")  # values of properties that do not hold
-MOST = 702  # larger numbers are written in digits
+IN_DIGITS = "automatic numbers in other letters or words are read as digits"
 
 
 def attribute(element: "_Element", path: str) -> str:
@@ -34,43 +35,59 @@ def whole(value: str | None, default: int = 0) -> int:
     return int(value) if value and re.fullmatch(r"\s*-?\d{1,6}\s*", value) else default
 
 
-LETTERS: dict[str, Callable[[int], str]] = dict.fromkeys(("Roman", "-roman"), ROMAN.__getitem__)
-LETTERS["Letter"] = lambda number: ascii_lowercase[(number - 1) % 26] * ((number + 25) // 26)
 ALPHABETIC = ["", *(a + b for a in ("", *ascii_lowercase) for b in ascii_lowercase)]  # to "zz"
-LETTERS["-alpha"] = LETTERS["-latin"] = ALPHABETIC.__getitem__  # of pages
+DIGITS, CIRCLES = ["", *"一二三四五六七八九"], ["", *map(chr, range(0x2460, 0x2474))]
+COUNTING = [f"{a.strip('一')}{'十' * bool(a)}{b}" for a in DIGITS for b in DIGITS]
+# Numbers from 0 by their format, without "upper" or "lower"; larger ones are written in digits.
+LETTERS: dict[str, Sequence[str]] = {
+    "Letter": [ascii_lowercase[(n - 1) % 26] * ((n + 25) // 26) for n in range(703)],
+    "russian": ["", *"абвгдежзиклмнопрстуфхцчшщыэюя"],
+    "ganada": ["", *"가나다라마바사아자차카타파하"],
+    **dict.fromkeys(("Roman", "-roman"), ROMAN),
+    **dict.fromkeys(("-alpha", "-latin"), ALPHABETIC),  # of pages
+    **dict.fromkeys(("chineseCounting", "japaneseCounting", "taiwaneseCounting"), COUNTING),
+    **dict.fromkeys(("decimalEnclosedCircle", "circleNumDb", "circleNumWdBlack"), CIRCLES),
+}
 # Formats of slides.
-SLIDE_FORMS = {"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "arabic": ""}
+SLIDE_FORMS = {"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "arabic": "", "arabicDb": ""}
 SLIDE_FORMS |= {"romanLc": "lowerRoman", "romanUc": "upperRoman"}
-SLIDE_FORM = re.compile(f"({'|'.join(SLIDE_FORMS)})(ParenBoth|ParenR|Period|Plain)")
-SLIDE_TEXTS = {"ParenBoth": "({})", "ParenR": "{})", "Period": "{}.", "Plain": "{}"}
+SLIDE_FORMS |= dict.fromkeys(("ea1Chs", "ea1Cht", "ea1JpnKor"), "chineseCounting")
+SLIDE_FORM = re.compile(r"(\w+?)(ParenBoth|ParenR|Period|Plain|Minus)")
+BULLET = re.compile("bu(None|AutoNum|Char|Blip)$")
+SLIDE_TEXTS = {"ParenBoth": "({})", "ParenR": "{})", "Period": "{}.", "Plain": "{}", "Minus": "{}-"}
 
 
 def formatted(count: int, form: str) -> str:
     """Return a count in a format such as "upperRoman", in digits if that is unknown."""
     if form in ("decimalZero", "decimal-leading-zero"):
         return f"{count:02}"
-    text = LETTERS.get(form[5:], str)(count) if 0 < count <= MOST else str(count)
-    return text.upper() if form.startswith("upper") else text
+    table = LETTERS.get(re.sub("^(upper|lower)|(Upper|Lower|Thousand|Chinese)$", "", form), ())
+    text = table[count] if 0 < count < len(table) else str(count)
+    return text.upper() if "upper" in form.lower() else text
 
 
-def number_slide(root: "_Element") -> None:
-    """Write the automatic numbers of a slide before the texts of its paragraphs."""
+def number_slide(root: "_Element", notes: Counter[str]) -> None:
+    """Write the automatic numbers of a slide before the texts of its paragraphs; see Numbering."""
     for body in root.iter("{*}txBody"):
         counts: dict[int, tuple[str, int]] = {}  # kind and count of the last paragraph of a level
         for paragraph in _all(body, "p"):
             if (text := next(paragraph.iter("{*}t"), None)) is None:
                 continue
             level = whole(attribute(paragraph, "pPr/lvl"))
-            kind = attribute(paragraph, "pPr/buAutoNum/type")
+            places = paragraph.find("{*}pPr"), body.find(f"{{*}}lstStyle/{{*}}lvl{level + 1}pPr")
+            marks = [e for place in places if place is not None for e in place]
+            marks = [each for each in marks if BULLET.search(str(each.tag))]
+            kind = "".join(attribute(each, "type") for each in marks[:1])
             before, form = counts.get(level, ("", 0)), SLIDE_FORM.fullmatch(kind)
             counts = {n: each for n, each in counts.items() if n < level}
             if form is None:
                 continue
-            start = whole(attribute(paragraph, "pPr/buAutoNum/startAt"), 1)
+            start = whole(attribute(marks[0], "startAt"), 1)
             count = max(start, before[1] + 1) if before[0] == kind else start
             counts[level] = kind, count
-            label = SLIDE_TEXTS[form[2]].format(formatted(count, SLIDE_FORMS[form[1]]))
-            text.text = f"{label} {text.text or ''}"
+            number = formatted(count, SLIDE_FORMS.get(form[1], form[1]))
+            notes[IN_DIGITS] += number.isdecimal() and SLIDE_FORMS.get(form[1]) != ""
+            text.text = f"{SLIDE_TEXTS[form[2]].format(number)} {text.text or ''}"
 
 
 class Level(NamedTuple):
@@ -93,7 +110,7 @@ class Level(NamedTuple):
         """Return a level; `start` of the list, if any, takes the place of that of the level."""
         return cls(
             whole(start or attribute(element, "start/val")),
-            attribute(element, "numFmt/val"),
+            attribute(element, "numFmt/val") or "decimal",
             attribute(element, "lvlText/val"),
             min(whole(attribute(element, "lvlRestart/val"), number), number),
             element.find("{*}isLgl") is not None and attribute(element, "isLgl/val") not in OFF,
@@ -107,9 +124,11 @@ class Numbering:
     Args:
         part: The definitions and lists of a file.
         linked: The list of each style, for definitions that name a style in place of levels.
+        notes: What notes report, and how often; it is added to.
     """
 
-    def __init__(self, part: "_Element", linked: Mapping[str, str]) -> None:
+    def __init__(self, part: "_Element", linked: Mapping[str, str], notes: Counter[str]) -> None:
+        self._notes = notes
         keys = {attribute(e, "numId"): attribute(e, "abstractNumId/val") for e in _all(part, "num")}
         definitions = {attribute(e, "abstractNumId"): e for e in _all(part, "abstractNum")}
         self._lists: dict[str, tuple[str, dict[int, Level]]] = {}
@@ -153,7 +172,10 @@ class Numbering:
             if n not in levels or (form := levels[n].form) in ("bullet", "none"):
                 return ""
             # A level without a paragraph so far is one before its start: "0.1".
-            return formatted(counts.get(n, levels[n].start - 1), "" if level.in_digits else form)
+            form = "decimal" if level.in_digits else form
+            text = formatted(counts.get(n, levels[n].start - 1), form)
+            self._notes[IN_DIGITS] += text.isdecimal() and not form.startswith("decimal")
+            return text
 
         return "" if level.form == "bullet" else re.sub("%([1-9])", written, level.text).strip()
 

@@ -274,7 +274,7 @@ def read_docx(path: Path, data: bytes) -> Extract:
             kind = relation.reltype.rpartition("/")[2]
             if kind == "numbering":
                 linked = {name: style.number for name, style in styles.items()}
-                numbering = Numbering(relation.target_part.element, linked)
+                numbering = Numbering(relation.target_part.element, linked, counts)
             elif kind in ("footnotes", "endnotes"):
                 part = etree.fromstring(relation.target_part.blob)
                 at_foot |= {(f"{kind[:-1]}Reference", attribute(n, "id")): n for n in part}
@@ -305,7 +305,7 @@ def read_pptx(path: Path, data: bytes) -> Extract:
             if attribute(shape, "nvSpPr/nvPr/ph/type") in RUNNING:
                 counts["headers and footers left out"] += bool("".join(shape.itertext()).strip())
                 shape.getparent().remove(shape)
-        number_slide(slide.element)
+        number_slide(slide.element, counts)
         with parsing(path):
             frame = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
             named = getattr(slide.shapes.title, "text", "").split()  # one may be a picture

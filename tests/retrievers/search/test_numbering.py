@@ -6,10 +6,13 @@ import docx
 import pptx
 from lxml import etree
 
+from ragspec.retrievers.formats.numbering import formatted
 from ragspec.retrievers.search.documents import load_document
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main"
+
+NOTE = "1 automatic numbers in other letters or words are read as digits"
 
 
 def level(number: int, start: int, form: str, text: str, more: str = "") -> str:
@@ -24,7 +27,8 @@ DEFINITIONS = [
     level(0, 3, "decimalZero", "%1.", '<w:pStyle w:val="ListNumber"/>')
     + level(1, 1, "lowerLetter", "(%2)")
     + level(2, 1, "lowerRoman", "%3)", '<w:lvlRestart w:val="1"/>')
-    + level(3, 1, "bullet", "*"),
+    + level(3, 1, "bullet", "*")
+    + level(4, 1, "ordinal", "%5"),
     '<w:numStyleLink w:val="ListNumber"/>',
 ]
 ANEW = '<w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride>'
@@ -54,6 +58,7 @@ PARAGRAPHS = [
     ("List Number", "0", "", ""),  # no list
     ("Normal", "9", "0", ""),  # a list without a definition
     ("Normal", "5", "x", ""),  # none
+    ("Normal", "2", "4", "1"),
 ]
 
 
@@ -73,6 +78,9 @@ SLIDE = [
     (0, "arabicPeriod", "20", "20."),
     (0, "romanUcParenBoth", "", "(I)"),
     (0, "unknown", "", ""),
+    (0, "circleNumDbPlain", "20", "⑳"),
+    (0, "hebrew2Minus", "", "1-"),
+    (2, "", "", "一."),  # by the style of the text
 ]
 
 
@@ -83,15 +91,19 @@ def test_paragraphs_of_slides_have_their_automatic_numbers(tmp_path: Path) -> No
     frame = slide.placeholders[1].text_frame
     lines = ["" if kind is None else f"text {at}" for at, (_, kind, *_) in enumerate(SLIDE)]
     frame.text = "\n".join(lines)
+    bullet = f'<a:lvl3pPr xmlns:a="{DRAWING}"><a:buAutoNum type="ea1ChsPeriod"/></a:lvl3pPr>'
+    frame._txBody.find("{*}lstStyle").append(etree.fromstring(bullet))
     for paragraph, (at, kind, start, _) in zip(frame.paragraphs, SLIDE, strict=True):
         paragraph.level = at
         if kind:
             numbers = etree.SubElement(paragraph._p.get_or_add_pPr(), f"{{{DRAWING}}}buAutoNum")
             numbers.attrib.update({"type": kind} | ({"startAt": start} if start else {}))
     file.save(str(tmp_path / "a.pptx"))
-    text = load_document(tmp_path / "a.pptx").text
+    document = load_document(tmp_path / "a.pptx")
     expected = [f"{each[-1]} {line}".strip() for each, line in zip(SLIDE, lines, strict=True)]
-    assert [line for line in text.splitlines() if line][1:] == [line for line in expected if line]
+    lines = [line for line in document.text.splitlines() if line]
+    assert lines[1:] == [line for line in expected if line]
+    assert document.notes == (NOTE,)
 
 
 def test_paragraphs_of_word_files_have_their_automatic_numbers(tmp_path: Path) -> None:
@@ -127,7 +139,9 @@ def test_paragraphs_of_word_files_have_their_automatic_numbers(tmp_path: Path) -
     expected = [f"{label} text {at}".strip() for at, (*_, label) in enumerate(PARAGRAPHS)]
     assert lines == expected
     assert document.headings[1][1] == "1.1 text 1"
-    assert document.notes == ()
+    assert document.notes == (NOTE,)
+    forms = {"russianUpper": "Я", "ganada": "29", "chineseCountingThousand": "二十九"}
+    assert {form: formatted(29, form) for form in forms} == forms
 
 
 def test_paragraphs_whose_ends_are_deleted_join_the_next(tmp_path: Path) -> None:
