@@ -78,6 +78,11 @@ def raised(text: str) -> str:
     return "^" + grouped(text)
 
 
+def based(text: str) -> str:
+    """Return the base of an exponent, in brackets if it is a fraction."""
+    return grouped(text) if "/" in text else text
+
+
 def lowered(text: str) -> str:
     """Return a subscript: digits as such, which a search takes for digits, the rest after "_"."""
     digits = text.translate(SUBSCRIPTS)
@@ -88,9 +93,9 @@ def lowered(text: str) -> str:
 FORMULAS: dict[str, tuple[Callable[[str], str], ...]] = {
     "sup": (raised,),
     "sub": (lowered,),
-    **dict.fromkeys(("msup", "mover"), (str, powered)),
+    **dict.fromkeys(("msup", "mover"), (based, powered)),
     **dict.fromkeys(("msub", "munder"), (str, lowered)),
-    **dict.fromkeys(("msubsup", "munderover"), (str, lowered, powered)),
+    **dict.fromkeys(("msubsup", "munderover"), (based, lowered, powered)),
     "mfrac": (grouped, lambda part: f"/{grouped(part)}"),
     "stack": (str, "; {}".format),  # a fraction without a bar, as rows of a matrix
     "msqrt": (lambda part: f"√{grouped(part)}",),

@@ -35,7 +35,7 @@ HTML_NAMES = FORMULA_NAMES | {
 }  # fmt: skip
 MARKS = {"begChr": "(", "sepChr": "|", "endChr": ")", "chr": "∫"}  # of formulas, by default
 UNREAD = ("sym", "acc", "bar", "groupChr", "eqArr")
-TEXTS = {"tab": " ", "noBreakHyphen": "-", "sym": "\ufffd"}
+TEXTS = {"tab": " ", "ptab": " ", "noBreakHyphen": "-", "sym": "\ufffd"}
 LABELS = {"footnoteReference": "[{}]", "endnoteReference": "[endnote {}]"}
 # Deletions and moves that are tracked, second copies, tab stops, and properties of formulas.
 DROPPED = ("del", "moveFrom", "Fallback", "tabs", *(f"{name}Pr" for name in FORMULA_NAMES))
@@ -298,7 +298,7 @@ def read_pptx(path: Path, data: bytes) -> Extract:
         title, every = (file.core_properties.title or "").strip(), list(file.slides)
     slides = [Extract("")] * len(every)
     for number, slide in enumerate(every):
-        if slide.element.get("show") == "0":
+        if slide.element.get("show") in OFF:
             notes.append(f"the hidden slide {number + 1} left out")
             continue
         for shape in list(slide.element.iter("{*}sp")):

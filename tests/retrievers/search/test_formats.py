@@ -27,6 +27,7 @@ FORMULAS = [
     ("<msqrt><mn>2</mn></msqrt><mn>3</mn>", "√2 3"), ("<mn>1</mn><mn>0</mn>", "10"),
     ("<mn>2</mn><mo>\u2062</mo><mi>x</mi>", "2x"), ("<mi>f</mi><mo>\u2061</mo><mi>x</mi>", "f x"),
     (f"{HALF.replace('mfrac', 'mfrac linethickness=0.0pt', 1)}<mfenced></mfenced>", "1; 2()"),
+    (f"<msup>{HALF}<mn>2</mn></msup>", "(1/2)^2"),
     ("<mn>5</mn><mspace/><mi>kg</mi>", "5 kg"), ("<mn>5</mn><mtext>\xa0m</mtext>", "5 m"),
 ]  # fmt: skip
 

@@ -23,7 +23,7 @@ PICTURE_TITLE = """<p:pic xmlns:p="http://schemas.openxmlformats.org/presentatio
 <p:nvPicPr><p:cNvPr id="9" name="t"/><p:cNvPicPr/><p:nvPr><p:ph type="title"/></p:nvPr></p:nvPicPr>
 <p:blipFill/><p:spPr/></p:pic>"""
 TRACKED = f"""<w:p xmlns:w="{WORD}" xmlns:m="{MATH}">
-<w:r><w:t>It is </w:t></w:r><w:del><w:r><w:delText>old</w:delText></w:r></w:del>
+<w:r><w:t>It is</w:t><w:ptab/></w:r><w:del><w:r><w:delText>old</w:delText></w:r></w:del>
 <w:ins><w:r><w:t>new: </w:t></w:r></w:ins><m:oMath><m:f><m:fPr/><m:num><m:r><m:t>a+b</m:t></m:r>
 </m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f><m:rad><m:deg/><m:e><m:r><m:t>y</m:t></m:r></m:e>
 </m:rad><m:d><m:dPr><m:begChr m:val="["/><m:sepChr m:val=","/><m:endChr m:val="]"/></m:dPr>
@@ -280,7 +280,7 @@ def pptx(path: Path) -> None:
         slide = file.slides.add_slide(file.slide_layouts[1])
         slide.shapes.title.text = title
         slide.placeholders[1].text = f"About {title}"
-        slide._element.set("show", str(int(not hidden)))
+        slide._element.set("show", str(not hidden).lower())
     slide.notes_slide.notes_text_frame.text = "Speak slowly"
     run = slide.notes_slide.notes_text_frame.paragraphs[0].add_run()
     run.text = "2"
