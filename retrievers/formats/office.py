@@ -36,6 +36,7 @@ HTML_NAMES = FORMULA_NAMES | {
 MARKS = {"begChr": "(", "sepChr": "|", "endChr": ")", "chr": "∫"}  # of formulas, by default
 UNREAD = ("sym", "acc", "bar", "groupChr", "eqArr")
 TEXTS = {"tab": " ", "ptab": " ", "noBreakHyphen": "-", "sym": "\ufffd"}
+COMPUTED = re.compile(r"\s*(EQ|AUTONUM\w*|LISTNUM)\b", re.I)  # fields without a result
 LABELS = {"footnoteReference": "[{}]", "endnoteReference": "[endnote {}]"}
 # Deletions and moves that are tracked, second copies, tab stops, and properties of formulas.
 DROPPED = ("del", "moveFrom", "Fallback", "tabs", *(f"{name}Pr" for name in FORMULA_NAMES))
@@ -93,7 +94,7 @@ def read_part(
     etree.strip_tags(root, "{*}sdt", "{*}sdtContent", "{*}customXml", "{*}smartTag", "{*}proofErr")
     changes = root.iter("{*}del", "{*}moveFrom")
     counts["tracked deletions left out"] += sum(bool(len(element)) for element in changes)
-    drop_instructions(root)
+    drop_instructions(root, counts)
     apply_styles(root, styles)
     hidden = (each for each in root.iter("{*}vanish") if attribute(each, "val") not in OFF)
     counts["embedded documents left out"] += len(root.findall(".//{*}altChunk"))
@@ -130,7 +131,7 @@ def read_part(
     return read_tree(root)
 
 
-def drop_instructions(root: "_Element") -> None:
+def drop_instructions(root: "_Element", counts: Counter[str]) -> None:
     """Drop what stands in fields before their results, such as results of fields within."""
     fields, pending = list[str](), list["_Element"]()  # the latest mark of each open field
     for each in root.iterfind(".//{*}r/*"):
@@ -138,6 +139,7 @@ def drop_instructions(root: "_Element") -> None:
             fields[len(fields) - (kind != "begin") :] = [kind] * (kind != "end")
         elif "begin" in fields:
             pending.append(each)
+            counts["fields without a result left out"] += bool(COMPUTED.match(each.text or ""))
         while pending and "begin" not in fields:  # a field that is never closed loses no text
             pending.pop().tag = "Fallback"
 
