@@ -74,8 +74,7 @@ def number_slide(root: "_Element", notes: Counter[str]) -> None:
             if (text := next(paragraph.iter("{*}t"), None)) is None:
                 continue
             level = whole(attribute(paragraph, "pPr/lvl"))
-            places = paragraph.find("{*}pPr"), body.find(f"{{*}}lstStyle/{{*}}lvl{level + 1}pPr")
-            marks = [e for place in places if place is not None for e in place]
+            marks = [*_all(paragraph, "pPr/*"), *_all(body, f"lstStyle/lvl{level + 1}pPr/*")]
             marks = [each for each in marks if BULLET.search(str(each.tag))]
             kind = "".join(attribute(each, "type") for each in marks[:1])
             before, form = counts.get(level, ("", 0)), SLIDE_FORM.fullmatch(kind)

@@ -45,14 +45,12 @@ STRUCK += ' | */@strike[.!="noStrike"]'
 TEXT_MARKS = ("vertAlign", "strike", "vanish")  # how the names of marks of text end
 RUNNING = ("dt", "ftr", "sldNum", "hdr")  # placeholders that every slide has
 HEADINGS = {"title": "h1"} | {f"heading {level}": f"h{min(level, 6)}" for level in range(1, 10)}
-WORD_TYPE = b"vnd.openxmlformats-officedocument.wordprocessingml.document.main+"
-SLIDES_TYPE = b"vnd.openxmlformats-officedocument.presentationml.presentation.main+"
 # Parts of an archive, what packages refuse in them, as Office does not, and what takes its place.
-_OFFICE = rb"vnd\.(?:openxmlformats-officedocument\.%s|ms-%s)\.[\w.]+\.main\+"
 _DATE = rb"[^>]*>(?!\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ?<)[^<]*"
 REPAIRS = (
-    ("[[]Content_Types.*", _OFFICE % (b"wordprocessingml", b"word"), WORD_TYPE),
-    ("[[]Content_Types.*", _OFFICE % (b"presentationml", b"powerpoint"), SLIDES_TYPE),
+    ("[[]Con.*", rb"(wordprocessingml)\.template", rb"\1.document"),
+    ("[[]Con.*", rb"ms-word\.\w+\.\w+", b"openxmlformats-officedocument.wordprocessingml.document"),
+    ("[[]Con.*", rb"(presentationml|powerpoint)\.(?:slideshow|template)", rb"\1.presentation"),
     ("docProps/core.*", rb"<(\w+:(?:created|modified|lastPrinted))\b%s</\1>" % _DATE, b""),
     ("xl/styles.*", rb"<(\w+:|)fill\s*(?:/>|></\1fill>)", rb"<\1fill><\1patternFill/></\1fill>"),
     ("xl/sharedStrings.*", b"_x005F_", b"_x005f_"),  # which openpyxl would unescape by itself

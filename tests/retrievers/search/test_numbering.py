@@ -142,19 +142,3 @@ def test_paragraphs_of_word_files_have_their_automatic_numbers(tmp_path: Path) -
     assert document.notes == (NOTE,)
     forms = {"russianUpper": "Я", "ganada": "29", "chineseCountingThousand": "二十九"}
     assert {form: formatted(29, form) for form in forms} == forms
-
-
-def test_paragraphs_whose_ends_are_deleted_join_the_next(tmp_path: Path) -> None:
-    file = docx.Document()
-    ends = {"a": "", "b": "gone", "c": "del", "d": "moveFrom", "e": "", "f": "del", "g": "gone"}
-    for text, mark in ends.items():
-        paragraph = file.add_paragraph(text, style="List Number")._p
-        if mark:
-            end = etree.SubElement(paragraph.get_or_add_pPr(), f"{{{WORD}}}rPr")
-            etree.SubElement(end, f"{{{WORD}}}{mark.replace('gone', 'del')}")
-        if mark == "gone":
-            etree.SubElement(paragraph, f"{{{WORD}}}moveFrom").append(paragraph.r_lst[0])
-        if text in "fg":
-            file.add_table(1, 1)
-    file.save(str(tmp_path / "a.docx"))
-    assert load_document(tmp_path / "a.docx").text.split() == ["1.", "a", "2.", "cde", "3.", "f"]
