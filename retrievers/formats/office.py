@@ -243,14 +243,15 @@ def repair(data: bytes) -> bytes:
         names = set(archive.namelist())
         for name in names:
             forms = [(old, new) for each, old, new in REPAIRS if re.fullmatch(each, name)]
-            part = changed = archive.read(name) if forms or name.endswith(".rels") else b""
+            is_list = name.endswith(".rels") and name[:3] not in ("ppt", "xl/")  # of references
+            part = changed = archive.read(name) if forms or is_list else b""
             for old, new in forms:
                 changed = re.sub(old, new, changed)
-            root = etree.fromstring(part, parser) if name.endswith(".rels") else None
-            for each in [] if root is None else list(root):
+            root = etree.fromstring(part, parser) if is_list else etree.Element("none")
+            for each in root.findall("{*}Relationship"):
                 target = normpath(join("/", dirname(dirname(name)), each.get("Target", "")))
                 if each.get("TargetMode") != "External" and target[1:] not in names:
-                    each.getparent().remove(each)
+                    root.remove(each)
                     changed = etree.tostring(root)
             if changed != part:
                 archive.writestr(name, changed)
