@@ -63,8 +63,7 @@ def read_message(path: Path, data: bytes) -> Extract:
     """Return the text of a mail and of the mails in it; raise DocumentError if it is none."""
     with parsing(path):
         message: Any = message_from_bytes(data.lstrip(BEFORE), policy=LenientPolicy())
-        is_mail = any(message[name] for name in (*LINES, "Content-Type"))
-        title = str(message["Subject"] or "")
+        is_mail, title = any(map(message.get, (*LINES, "Content-Type"))), message["Subject"] or ""
     if not is_mail:
         raise DocumentError(f"{path} is no mail; expected lines such as From and Subject.")
     parts = [*_parts(path, message)]
@@ -99,7 +98,8 @@ def _inner(message: MIMEPart) -> list[Any]:
     lines = [str(value) for part in inner[:1] for _, value in part.raw_items()]
     if message.get_content_type() != "message/rfc822" or (lines and "=3D" not in "".join(lines)):
         return inner
-    message.set_payload("".join(part.as_string() for part in inner))
+    source = b"".join(part.as_bytes() for part in inner)
+    message.set_payload(source.decode("ascii", "surrogateescape"))
     policy, data = LenientPolicy(), message.get_payload(decode=True)
     return [message_from_bytes(data, policy=policy)] if isinstance(data, bytes) and data else inner
 
