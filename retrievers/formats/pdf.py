@@ -45,7 +45,9 @@ INNER_DIGITS = re.compile(rf"(?<=\S)(?:{FALSE_BREAK})?[-+−]?\d+")
 SMALL, LARGE, RAISED = 0.85, 1.3, 0.15  # a raised digit's most heights and least rise
 TOUCH, NEAREST = 0.1, 0.75  # of a line's height: most gap of touching characters, least of lines
 UNREAD, VALUED = {2: "check boxes", 3: "buttons"}, (4, 5, 6)  # types of form fields in pdfium
-NOTES, XFA_FORM = {1: "sticky notes", 17: "attached files"}, 2  # types of annotations, of forms
+NOTES = {1: "sticky notes", 17: "attached files"}  # types of annotations
+MARKUP = {*range(4, 16)} - {13}  # types that may have a comment: lines, highlights; no stamps
+FREE_TEXT, XFA_FORM = 3, 2  # a type of annotations, and one of forms
 SECRET = 1 << 13  # the flag of a password
 LEVEL = 0.9  # least cosine of the angle of such text
 Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
@@ -73,11 +75,8 @@ def read_pdf(path: Path, data: bytes) -> Extract:
                 file.init_forms()
                 unread["attached files"] = file.count_attachments()
                 unread["forms in XFA"] = int(file.get_formtype() == XFA_FORM)
-                forms = [_form(page, unread) for page in file]
-                if file.formenv:  # what else has a look becomes text of the reopened pages
-                    for page in file:
-                        page.flatten()
-                pages = [*map(_page, file)]
+                forms = [_annotations(page, unread) for page in file]
+                pages = [*map(_page, file)]  # reopened, with what has an appearance as text
         except pypdfium2.PdfiumError as error:
             if "assword" in str(error):
                 raise DocumentError(f"{path} is encrypted; remove its password first.") from error
@@ -99,13 +98,16 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     return replace(joined(parts, title, "page"), notes=tuple(notes))
 
 
-def _form(page: "PdfPage", unread: Counter[str]) -> str:
-    """Return the values of a form as lines, hide their fields, and count what is not read."""
+def _annotations(page: "PdfPage", unread: Counter[str]) -> str:
+    """Return values of a form and texts typed onto a page as lines, and count what is not read.
+
+    Annotations with an appearance become part of the page, except for the fields of these values.
+    """
     from pypdfium2 import raw
 
-    def string(call: Callable[..., int], *number: int) -> str:
-        buffer = create_string_buffer(call(form, each, *number, None, 0))
-        call(form, each, *number, cast(buffer, POINTER(c_ushort)), len(buffer))
+    def string(call: Callable[..., int], *key: object) -> str:
+        buffer = create_string_buffer(call(*key, None, 0))
+        call(*key, cast(buffer, POINTER(c_ushort)), len(buffer))
         return clean("\n".join(buffer.raw.decode("utf-16-le", "replace").strip("\0").splitlines()))
 
     text, form = "", page.formenv
@@ -113,18 +115,24 @@ def _form(page: "PdfPage", unread: Counter[str]) -> str:
         field = raw.FPDFAnnot_GetFormFieldType(form, each) if form else 0
         unread.update([UNREAD[field]] if field in UNREAD else ())
         kind = raw.FPDFAnnot_GetSubtype(each)
-        unread.update([NOTES[kind]] if kind in NOTES else ())
+        comment = string(raw.FPDFAnnot_GetStringValue, each, b"Contents")
         hidden = raw.FPDFAnnot_GetFlags(each) & raw.FPDF_ANNOT_FLAG_HIDDEN
+        unread.update([NOTES[kind]] if kind in NOTES else ())
+        unread["comments"] += kind in MARKUP and bool(comment)
+        if kind == FREE_TEXT and comment and not hidden and not raw.FPDFAnnot_HasKey(each, b"AP"):
+            text += f"\n{comment}"
         secret = form and raw.FPDFAnnot_GetFormFieldFlags(form, each) & SECRET
         if field in VALUED and not hidden and not secret:
             options = range(raw.FPDFAnnot_GetOptionCount(form, each))
             chosen = [n for n in options if raw.FPDFAnnot_IsOptionSelected(form, each, n)]
-            labels = ", ".join(string(raw.FPDFAnnot_GetOptionLabel, n) for n in chosen)
-            if value := labels or string(raw.FPDFAnnot_GetFormFieldValue):
-                name = string(raw.FPDFAnnot_GetFormFieldAlternateName)
-                text += f"\n{name or string(raw.FPDFAnnot_GetFormFieldName)}: {value}"
+            labels = ", ".join(string(raw.FPDFAnnot_GetOptionLabel, form, each, n) for n in chosen)
+            if value := labels or string(raw.FPDFAnnot_GetFormFieldValue, form, each):
+                name = string(raw.FPDFAnnot_GetFormFieldAlternateName, form, each)
+                name = name or string(raw.FPDFAnnot_GetFormFieldName, form, each)
+                text += f"\n{name}: {value}"
                 raw.FPDFAnnot_SetFlags(each, raw.FPDF_ANNOT_FLAG_HIDDEN)
         raw.FPDFPage_CloseAnnot(each)
+    raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY)
     return text
 
 

@@ -128,6 +128,16 @@ def test_attached_files_and_xfa_of_a_pdf_are_noted(tmp_path: Path) -> None:
     assert notes == ("2 attached files left out", "1 forms in XFA left out")
 
 
+def test_texts_and_comments_on_a_page_need_no_form(tmp_path: Path) -> None:
+    data = pdf_of("Name", field="Ann Lee").replace(b"/AcroForm", b"/None")
+    data = data.replace(b"/Text", b"/Highlight /Contents (Why)")
+    stamp = data.replace(b"/Widget", b"/Stamp", 1)
+    typed = data.replace(b"/Widget", b"/FreeText /Contents (Ann Lee)", 1).replace(b"/AP", b"/None")
+    for each in (stamp, typed):
+        document = load(tmp_path, "a.pdf", each)
+        assert document.text == "Name\nAnn Lee" and document.notes == ("1 comments left out",)
+
+
 @pytest.mark.parametrize(
     ("before", "raised", "after", "text"),
     [
