@@ -9,7 +9,7 @@ from ctypes import POINTER, c_double, c_ushort, cast, create_string_buffer
 from dataclasses import replace
 from functools import reduce
 from itertools import accumulate, chain
-from math import cos, inf
+from math import cos, inf, pi
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -49,7 +49,7 @@ NOTES = {1: "sticky notes", 17: "attached files"}  # types of annotations
 MARKUP = {*range(4, 16)} - {13}  # types that may have a comment: lines, highlights; no stamps
 FREE_TEXT, XFA_FORM = 3, 2  # a type of annotations, and one of forms
 SECRET = 1 << 13  # the flag of a password
-LEVEL = 0.9  # least cosine of the angle of such text
+QUARTER, LEVEL = pi / 2, 0.9  # of a turn, and the least cosine of the angle of text in a line
 Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
 Count = tuple[str, int, int]  # text, which of its numbers, by how much it exceeds that of the page
 PDFIUM = Lock()  # pdfium must not run in two threads at once
@@ -153,26 +153,42 @@ def _with_raised(part: object, text: str) -> str:
 
     units = [*accumulate((1 + (each > "\uffff") for each in text), initial=0)]  # of UTF-16
 
-    def box(at: int) -> tuple[float, float, float, float]:
-        """Return a character's baseline, its height (0 if it is turned), and its left and right."""
-        rect, index = raw.FS_RECTF(), raw.FPDFText_GetCharIndexFromTextIndex(part, units[at])
-        raw.FPDFText_GetLooseCharBox(part, index, rect)
-        raw.FPDFText_GetCharOrigin(part, index, c_double(), baseline := c_double())
-        is_level = cos(raw.FPDFText_GetCharAngle(part, index)) > LEVEL
-        return baseline.value, is_level * (rect.top - rect.bottom), rect.left, rect.right
+    def box(at: int, quarters: int) -> tuple[float, float, float, float]:
+        """Return a character's baseline, height, left and right in lines that are turned.
+
+        The height is 0 if the character is turned to these lines.
+        """
+        index = raw.FPDFText_GetCharIndexFromTextIndex(part, units[at])
+        is_level = cos(raw.FPDFText_GetCharAngle(part, index) - quarters * QUARTER) > LEVEL
+        raw.FPDFText_GetLooseCharBox(part, index, rect := raw.FS_RECTF())
+        raw.FPDFText_GetCharOrigin(part, index, x := c_double(), y := c_double())
+        points = (x.value, y.value), (rect.left, rect.bottom), (rect.right, rect.top)
+        origin, low, high = (complex(*point) * 1j**quarters for point in points)
+        left, right = sorted((low.real, high.real))
+        return origin.imag, is_level * abs(high.imag - low.imag), left, right
+
+    def turn(*ends: int) -> int:
+        """Return the quarters of a turn, clockwise, of a line that has these characters."""
+        indices = [raw.FPDFText_GetCharIndexFromTextIndex(part, units[at]) for at in ends]
+        angles: list[float] = [raw.FPDFText_GetCharAngle(part, index) for index in indices]
+        return min(round(angle / QUARTER) % 4 for angle in angles)
 
     def rejoined(match: re.Match[str]) -> str:
-        base, height, _, right = box(match.start() - 1)
-        baseline, size, left, _ = box(match.end())
+        first, last = match.start() - 1, match.end()
+        quarters = turn(first, last)
+        base, height, _, right = box(first, quarters)
+        baseline, size, left, _ = box(last, quarters)
         most = max(height, size)
         touches = abs(left - right) < TOUCH * most and abs(baseline - base) < NEAREST * most
         return FALSE_BREAK if touches else match[0]
 
     def marked(match: re.Match[str]) -> str:
-        digits, at, (base, height, *_) = match[0], len(match[0]), box(match.start() - 1)
-        is_joined = digits.startswith(FALSE_BREAK) and box(match.end() - 1)[1] < LARGE * height
+        digits, at, first, last = match[0], len(match[0]), match.start() - 1, match.end() - 1
+        quarters = turn(first, last)
+        base, height, *_ = box(first, quarters)
+        is_joined = digits.startswith(FALSE_BREAK) and box(last, quarters)[1] < LARGE * height
         most = inf if is_joined else SMALL * height  # fonts differ in height, but less
-        for baseline, size, *_ in map(box, reversed(range(*match.span()))):
+        for baseline, size, *_ in (box(n, quarters) for n in range(last, first, -1)):
             if baseline <= base + RAISED * height or not 0 < size < most:
                 break
             at -= 1

@@ -148,6 +148,8 @@ def test_texts_and_comments_on_a_page_need_no_form(tmp_path: Path) -> None:
         ("log) Tj /F1 9 Tf -5 Ts (2", "", "8 = 3", "log28 = 3"),
         ("See ", "5", "6 and 3", "See 5"),
         ("A) Tj 0 1 -1 0 40 300 Tm (Q", "", "4 W12 turned", "Q4 W12 turned"),
+        ("A) Tj 0 1 -1 0 40 300 Tm (m", "2", " upwards", "m^2 upwards"),
+        ("A) Tj -1 0 0 -1 400 300 Tm (10", "23", " per mol", "10^23 per mol"),
         ("AAAA x", "2", " ends", "\U0001d434" * 4 + " x^2"),
         ("1.234,50 [7] Q4 x", "2", " ends", "1.234,50 [7] Q4 x^2"),
     ],
