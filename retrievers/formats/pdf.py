@@ -26,6 +26,8 @@ CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
 PILCROW = re.compile(r"[ \t]*¶(?=\s|$)")
 CUT_WORD = re.compile(r"\w+(?:\ufffe\w+)+")  # pdfium's mark of a hyphen at a line's end
 HYPHEN = re.compile(r"(?<=\w)\u2010\n(?=\w)")  # which it does not mark
+LINKING = re.compile("and|or|und|oder|bzw|sowie|et|ou|y|e|o")  # as behind "pre-"
+CODE = re.compile(r"(?:^|[\s(\"'])(?:--|\w+://|www\.|[.~]{0,2}/)\S*$")  # an option, address or path
 DIGITS = re.compile(r"\d{1,9}")
 WORD = re.compile(r"\w+(?:-\w+)*")
 NEAR = 2  # pages before and behind one that it counts on from
@@ -201,7 +203,7 @@ def cleaned(pages: Sequence[str], margins: Sequence[str] = ()) -> tuple[list[str
     """Return the pages without running lines and ligatures, and the lines that were removed.
 
     A word that is cut at a line's end is joined if the whole stands elsewhere, or if its second
-    part is no word of its own there.
+    part is no word of its own there. Options, addresses, paths and names in capitals stay as cut.
     """
 
     def plain(page: str) -> str:
@@ -215,11 +217,22 @@ def cleaned(pages: Sequence[str], margins: Sequence[str] = ()) -> tuple[list[str
     def joined(left: str, right: str) -> str:
         whole, first, second = (each.lower() for each in (left + right, left, right))
         known = whole in words or second not in words or first not in words
-        hyphen = f"{first}-{second}" in words or (not second[:1].islower() and whole not in words)
+        is_capital = (left + right).isupper() and min(len(left), len(right)) > 1
+        is_name = not (second if is_capital else right)[:1].islower()
+        hyphen = f"{first}-{second}" in words or (is_name and whole not in words)
         return left + right if known and not hyphen else f"{left}-{right}"
 
-    texts = [CUT_WORD.sub(lambda word: reduce(joined, word[0].split("\ufffe")), t) for t in texts]
-    return [page.replace("\ufffe", "-") for page in texts], removed
+    def rejoined(word: re.Match[str]) -> str:
+        parts, text = word[0].split("\ufffe"), word.string
+        *_, left, right = parts
+        is_new = (left + right).lower() not in words
+        if is_new and CODE.search(text[max(0, word.start() - 99) : word.start()]):
+            return word[0]
+        if is_new and LINKING.fullmatch(right) and not text.startswith("-", word.end()):
+            return f"{reduce(joined, parts[:-1])}- {right}"
+        return reduce(joined, parts)
+
+    return [CUT_WORD.sub(rejoined, page).replace("\ufffe", "-") for page in texts], removed
 
 
 def without_running_lines(

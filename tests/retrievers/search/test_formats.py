@@ -197,6 +197,13 @@ def test_ligatures_pilcrows_and_hyphenated_words_are_normalized() -> None:
     ]
 
 
+def test_hyphens_of_names_options_and_linked_words_stay() -> None:
+    page = "Rolls_Royce, an A_B, pre_and post, NATIO_NAL, --no_cache, ~/a_b, black_and-white"
+    assert cleaned([page.replace("_", "\ufffe"), "black and white"])[0][0] == (
+        "Rolls-Royce, an A-B, pre- and post, NATIONAL, --no-cache, ~/a-b, black-and-white"
+    )
+
+
 @given(st.lists(st.text(max_size=60), max_size=6))
 def test_cleaning_preserves_the_number_of_pages(pages: list[str]) -> None:
     assert len(cleaned(pages)[0]) == len(pages)
