@@ -35,8 +35,14 @@ CELLS = frozenset({"td", "th"})
 WIDGETS = ("button", "label", "object", "select", "textarea", "video")  # boxes beside text
 STRUCK = frozenset({"del", "s", "strike"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
-# Parts that screen readers leave out as well: menus in other elements, icons, second copies.
-UNSEEN = '//body//*[not(self::svg)][@role="navigation" or @role="search" or @aria-hidden="true"]'
+# Parts that screen readers leave out as well: menus in other elements, icons, second copies; the
+# numbers of printed pages in books, and those cases of a switch that are not chosen.
+UNSEEN = """//body//*[not(self::svg)][@role="navigation" or @role="search" or @aria-hidden="true"]
+|//*[@role="doc-pagebreak" or contains(@*[name()="epub:type"], "pagebreak")][string-length() < 20]
+|//*[contains(@required-namespace, "MathML")]/../*[not(@required-namespace)]
+|//*[@required-namespace and not(contains(@required-namespace, "MathML"))]"""
+_SPACES = "1998/Math/MathML|1999/xhtml|2000/svg"
+PREFIX = re.compile(rf"xmlns:([\w-]+)\s*=\s*[\"']http://www\.w3\.org/(?:{_SPACES})[\"']")
 UNSHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 BOX = re.compile(r"(?<![\w-])display\s*:\s*(block|flex|flow-root|grid|list-item|table)", re.I)
 _NUMBERS = r"none|disc|circle|square|(decimal(-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))"
@@ -131,6 +137,8 @@ def read_html(source: str, *, is_mail: bool = False) -> Extract:
 
     if not source.strip():
         return Extract("")
+    if prefixes := "|".join({*PREFIX.findall(source)}):
+        source = re.sub(rf"(</?)(?:{prefixes}):", r"\1", source)
     parser = etree.HTMLParser(
         encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
     )
@@ -204,10 +212,10 @@ def read_epub(path: Path, data: bytes) -> Extract:
         chapters = [(place, archive.read(place)) for place in places if place in names]
         title = " ".join((root.findtext(".//{*}title") or "").split())
     notes += [f"the chapter {clean(place)} is missing" for place in places if place not in names]
-    parts = [read_page(Path(place), chapter) for place, chapter in chapters]
+    parts = [read_page(path / place, chapter) for place, chapter in chapters]
+    notes = [*dict.fromkeys(note for part in parts for note in part.notes), *notes]
     title = title or next((part.title for part in parts), "")
-    book = joined([part for part in parts if part.text], title)
-    return replace(book, notes=(*book.notes, *notes))
+    return replace(joined([part for part in parts if part.text], title), notes=tuple(notes))
 
 
 def apply_styles(root: "_Element", is_mail: bool) -> None:

@@ -16,6 +16,7 @@ PAGE = """<!doctype html><html><head><title> A  page </title><style>p{}</style><
 <b>bold</b> word.</p><ul><li>alpha</li><li>beta</li></ul><script>var x = "<p>no</p>";</script>
 <h2>Second</h2><noscript>n</noscript><pre>  keep
     this</pre><table><tr><td>a</td><td>b</td></tr></table></body></html>"""
+W3, NEEDS = "xmlns:n='http://www.w3.org/1998/Math/", "required-namespace='"
 HALF, POWER = "<mfrac><mn>1</mn><mn>2</mn></mfrac>", "<msup><mn>10</mn><mn>3</mn></msup>"
 FORMULAS = [
     (f"<mn>2</mn>{HALF}", "2 1/2"), (f"{HALF}<mn>5</mn>", "1/2 5"), (HALF * 2, "1/2 1/2"),
@@ -120,6 +121,12 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<table><tr><th><th>a<tr><td>b<td>1</table>", "\ta\nb\t1"),
         ("<ol type=i start=99><li value=x>q<ul><li><pre>  r</ul></ol>", "xcix. q\n\n  r"),
         ("<ol><li><b style=display:grid>a</b>c</ol>", "1. a\nc"),
+        (f"<p {W3}MathML'><n:msup><n:mi>x</n:mi><n:mn>2</n:mn></n:msup><o:p>y</o:p>", "x^2y"),
+        (
+            f"<e:switch><e:case {NEEDS}MathML'>a</e:case><e:case {NEEDS}X'>b</e:case><e:default>c"
+            "</e:default></e:switch>1<i epub:type='pagebreak'>2</i>3<i role=doc-pagebreak>4</i>5",
+            "a135",
+        ),
         (
             "<ol type=a start=26><li>a<li>b<li style='list-style: none'>c<li type=I>d</ol>"
             "<ul style='list-style-type: upper-latin'><li>e<li style=list-style-type:decimal>f",

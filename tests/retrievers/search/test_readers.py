@@ -335,11 +335,12 @@ def change(path: Path, old: str, new: str) -> None:
 def epub(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("META-INF/container.xml", '<c><rootfile full-path="o/b.opf"/></c>')
-        items = "".join(f'<item id="{n}" href="{n}%20.xhtml"/><itemref idref="{n}"/>' for n in "ba")
+        item = '<item id="{0}" href="{0}%20.xhtml"/><itemref idref="{0}"/>'.format
         lost = '<item id="l" href="l.xhtml"/><itemref idref="l"/><item id="x"/><itemref idref="x"/>'
-        file.writestr("o/b.opf", f"<p><title>The Book</title>{items}{lost}</p>")
+        file.writestr("o/b.opf", f"<p><title>The Book</title>{''.join(map(item, 'bac'))}{lost}</p>")
         for name in "ab":
             file.writestr(f"o/{name} .xhtml", PAGE.format(name))
+        file.writestr("o/c .xhtml", "<html><body><svg><text>Cover</text></svg>")
 
 
 def write(data: bytes | str) -> Callable[[Path], None]:
@@ -377,7 +378,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "",
         ["1 charts", "1 drawings", "hidden rows", "exponents", "hidden sheet Old", "formulas"],
     ),
-    ("a.epub", epub, BOOK, "The Book", ["chapter o/l.xhtml", "chapter o/x"]),
+    ("a.epub", epub, BOOK, "The Book", ["text of svg", "chapter o/l.xhtml", "chapter o/x"]),
     (
         "a.eml",
         write(MAIL),
@@ -621,6 +622,10 @@ def test_strict_and_oversized_office_files_are_refused(
     change(path, "<w:document ", '<!DOCTYPE w [<!ENTITY e SYSTEM "e">]><w:document ')
     change(path, "litres of CO", "litres&e; of CO")
     assert "litres&e; of CO₂" in load_document(path).text
+    epub(path := tmp_path / "a.epub")
+    change(path, "<html>", "\1" * 99)
+    with pytest.raises(DocumentError, match=r"a\.epub\Wo\Wb \.xhtml is binary"):
+        load_document(path)
     xlsx(path := tmp_path / "a.xlsx")
     monkeypatch.setattr("ragspec.retrievers.formats.sheets.MAX_BYTES", 20)
     with pytest.raises(DocumentError, match="more than 20 characters"):
