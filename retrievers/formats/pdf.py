@@ -41,6 +41,7 @@ NUMBERED = re.compile(
     r"|0\s*(?:[|–—·•]|\s{2})\s*.+|.+\s*(?:[|–—·•]|\s{2})\s*0|第?\s*0\s*[页頁ページ]+.*|- 0 -",
     re.I,
 )
+YEAR = re.compile(r"(?:19|20)\d\d")
 BREAK = re.compile(r"(?<=\S)\r\n(?=[^\r])")
 FALSE_BREAK = "\r\r"  # in place of such a break that is none
 INNER_DIGITS = re.compile(rf"(?<=\S)(?:{FALSE_BREAK})?[-+−]?\d+")
@@ -287,7 +288,8 @@ def _edges(pages: Sequence[Sequence[str]], margins: Sequence[str]) -> list[list[
 
 
 def _counts(line: str, page: int) -> set[Count]:
-    """Return each number of a line that looks like one of pages, less that of the page."""
+    """Return each number of a line that looks like one of pages and no year, less the page's."""
     text = DIGITS.sub("0", line)
-    numbers = enumerate(DIGITS.findall(line)) if NUMBERED.fullmatch(text) else ()
+    is_numbered = NUMBERED.fullmatch(text) and not YEAR.fullmatch(line)
+    numbers = enumerate(DIGITS.findall(line)) if is_numbered else ()
     return {(text, at, int(number) - page) for at, number in numbers}

@@ -184,6 +184,8 @@ def test_running_lines_are_removed_after_their_first_page() -> None:
     values = [f"Of {n}\nx {n}\ny {n}\n{n + n % 5 * 10 + 99}\n{n}" for n in range(1, 40)]
     texts = [page.split("\n") for page in without_running_lines(values)[0]]
     assert texts[1:] == [page.split("\n")[:-1] for page in values[1:]], "they count no pages nearby"
+    years = [f"{year}\nSales of {year % 7}\n{year % 5} rose" for year in range(2019, 2024)]
+    assert without_running_lines(years) == (years, []), "they head slides"
     few = ["Same\nbody"] * 2
     assert without_running_lines(few)[0] == few, "two equal pages are too few"
 
