@@ -3,8 +3,10 @@
 import logging
 import re
 import unicodedata
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import POINTER, c_double, c_ushort, cast, create_string_buffer
 from dataclasses import replace
 from functools import reduce
@@ -53,8 +55,11 @@ MARKUP = {*range(4, 16)} - {13}  # types that may have a comment: lines, highlig
 FREE_TEXT, XFA_FORM = 3, 2  # a type of annotations, and one of forms
 SECRET = 1 << 13  # the flag of a password
 QUARTER, LEVEL = pi / 2, 0.9  # of a turn, and the least cosine of the angle of text in a line
+OBJECTS = re.compile(rb"/ObjStm\b.{,300}?\bstream\r?\n", re.S)  # pdfium does not show them
+LAYERS_OFF = re.compile(rb"/OFF\s*\[\s*\d")
 Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
 Count = tuple[str, int, int]  # text, which of its numbers, by how much it exceeds that of the page
+MAX_PACKED = 2**20  # bytes of a stream of objects
 PDFIUM = Lock()  # pdfium must not run in two threads at once
 
 
@@ -91,6 +96,7 @@ def read_pdf(path: Path, data: bytes) -> Extract:
         raise DocumentError(f"{path} holds no text on {count}; recognize the text of scans first.")
     notes = [f"no text on pages {', '.join(map(str, empty))}"] if empty else []
     notes += [f"{count} {kind} left out" for kind, count in (+unread).items()]
+    notes += ["layers that are switched off were read"] if _hides_layers(data) else []
     texts, removed = cleaned(raw, [margins for _, margins in pages])
     if removed:
         lines = "; ".join({DIGITS.sub("0", line): line for line in removed}.values())
@@ -99,6 +105,16 @@ def read_pdf(path: Path, data: bytes) -> Extract:
     name, texts = title or clean(path.name), [*map(str.__add__, texts, forms)]
     parts = [Extract(text, headings=((0, f"{name}, page {n}"),)) for n, text in enumerate(texts, 1)]
     return replace(joined(parts, title, "page"), notes=tuple(notes))
+
+
+def _hides_layers(data: bytes) -> bool:
+    """Return whether a PDF file has layers that are switched off."""
+    parts = [data]
+    for match in OBJECTS.finditer(data):
+        with suppress(zlib.error):
+            packed = data[match.end() : match.end() + MAX_PACKED]
+            parts.append(zlib.decompressobj().decompress(packed, 8 * MAX_PACKED))
+    return any(map(LAYERS_OFF.search, parts))
 
 
 def _annotations(page: "PdfPage", unread: Counter[str]) -> str:

@@ -1,5 +1,6 @@
 """Encodings, forms and edges of PDF pages, titles, and scripts without spaces."""
 
+import zlib
 from pathlib import Path
 
 import pytest
@@ -119,13 +120,16 @@ def test_form_values_are_text_of_their_page(tmp_path: Path, entries: bytes, text
     assert document.notes == ("1 check boxes left out", "1 sticky notes left out")
 
 
-def test_attached_files_and_xfa_of_a_pdf_are_noted(tmp_path: Path) -> None:
+def test_attached_files_xfa_and_layers_of_a_pdf_are_noted(tmp_path: Path) -> None:
     form = b"/NeedsRendering true /AcroForm << /Fields [] /XFA [(a) 1 0 R] >>"
     files = b"/Names << /EmbeddedFiles << /Names [(a) << /F (a) >>] >> >>"
     data = pdf_of("Wait").replace(b"/Catalog", b"/Catalog %s %s" % (form, files))
     data = data.replace(b"/Page ", b"/Page /Annots [<< /Subtype /FileAttachment >>] ")
-    notes = load(tmp_path, "a.pdf", data).notes
-    assert notes == ("2 attached files left out", "1 forms in XFA left out")
+    packed = zlib.compress(b"/OCProperties << /D << /OFF [1 0 R] >> >>")
+    objects = b"9 0 obj << /ObjStm 0 /Length %d >> stream\n%s\nendstream endobj\ntrailer"
+    notes = load(tmp_path, "a.pdf", data.replace(b"trailer", objects % (len(packed), packed))).notes
+    parts = ("2 attached files left out", "1 forms in XFA left out")
+    assert notes == (*parts, "layers that are switched off were read")
 
 
 def test_texts_and_comments_on_a_page_need_no_form(tmp_path: Path) -> None:
