@@ -109,7 +109,9 @@ def foreign(model: PreTrainedModel) -> str:
     if (activation := ModelForm.of(config).activation) not in ("silu", "gelu_pytorch_tanh"):
         return f"its activation is {activation}"
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return f"its heads are {width} wide, not a multiple of 16" if width % 16 else ""
+    tables = (each for name, each in model.named_buffers() if name.endswith("inv_freq"))
+    odd = [each for each in (width, *(2 * len(table) for table in tables)) if each % 16]
+    return f"its heads or their rotated parts are {odd[0]} wide, no multiple of 16" if odd else ""
 
 
 def _customised(model: nn.Module) -> str:

@@ -209,7 +209,8 @@ def test_host_code_of_a_step_has_one_thread_and_models_have_all() -> None:
         ("gemma2", {"use_bidirectional_attention": True}, "attend to later ones"),
         ("llama", {"dtype": torch.bfloat16}, "not all in float32"),
         ("llama", {"hidden_act": "gelu"}, "its activation is gelu"),
-        ("qwen3", {"head_dim": 24}, "its heads are 24 wide, not a multiple of 16"),
+        ("qwen3", {"head_dim": 24}, "its heads or their rotated parts are 24 wide"),
+        ("phi3", {"partial_rotary_factor": 0.5}, "are 8 wide, no multiple of 16"),
     ],
 )
 def test_models_without_a_graph_say_why(family: str, settings: dict[str, Any], reason: str) -> None:
