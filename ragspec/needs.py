@@ -70,6 +70,7 @@ class Needs:
             added to drafters that do not.
         latents: Whether it judges continuous latents.
         probabilities: Whether it reads the target's distributions over all tokens.
+        ahead: Whether it reads them after nodes that it may reject, see `Sequence.begin`.
     """
 
     top_tokens: int = 0
@@ -79,6 +80,7 @@ class Needs:
     texts: bool = False
     latents: bool = False
     probabilities: bool = False
+    ahead: bool = False
 
     @classmethod
     def union(cls, parts: "Sequence[Needs]") -> "Needs":

@@ -92,7 +92,7 @@ class Sequence:
         self.started = self.finished = 0.0
 
     def begin(self) -> None:
-        """Open distribution, rule and drafter."""
+        """Open distribution and rule, and the drafter unless a processor's state could suffer."""
         request, target = self.request, self.parts.target
         self.started = time.perf_counter()
         self.distribution = open_distribution(request, target, self.seed)
@@ -101,7 +101,10 @@ class Sequence:
             self._open_transform(self.change)
         drafter = self.parts.drafter
         if drafter is not None and not self.done and self.context.remaining > 1:
-            self._open_drafter(drafter)
+            if self.rule.needs.ahead and request.processors:
+                self.reason = f"rule {self.rule.name!r} may spoil the state of a logits_processor"
+            else:
+                self._open_drafter(drafter)
 
     def _open_transform(self, change: Transform) -> None:
         """Open the change of the distribution."""

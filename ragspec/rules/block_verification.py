@@ -29,7 +29,7 @@ class Block(Rule):
     name = "block"
     label = EXACT_FOR_LABEL
     accepts = frozenset({DraftKind.SAMPLED})
-    needs = Needs(probabilities=True)
+    needs = Needs(probabilities=True, ahead=True)
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it.

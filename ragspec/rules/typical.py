@@ -38,7 +38,7 @@ class Typical(Rule):
 
     name = "typical"
     label = "approximate"
-    needs = Needs(probabilities=True)
+    needs = Needs(probabilities=True, ahead=True)
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec import Engine, Sampling
+from ragspec import Engine, ModelDrafter, Sampling
 from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
 from tests.ragspec.engine.test_engine import flat
@@ -30,18 +30,15 @@ def opened(engine: Engine, prompts: Any, sampling: Sampling) -> list[Sequence]:
     return sequences
 
 
-def test_every_prompt_has_n_sequences_of_one_seed(plain: Engine) -> None:
-    sequences = opened(plain, PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=[3, 4]))
+@pytest.mark.parametrize("seed", [[3, 4], None])
+def test_every_prompt_has_n_sequences_of_one_seed(seed: list[int] | None, plain: Engine) -> None:
+    sequences = opened(plain, PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=seed))
     noises = [each.distribution.noise for each in sequences]
-    assert [(noise.seed, noise.sample) for noise in noises] == [(3, 0), (3, 1), (4, 0), (4, 1)]
+    one, other = seed or (noises[0].seed, noises[2].seed)
+    pairs = [(noise.seed, noise.sample) for noise in noises]
+    assert pairs == [(one, 0), (one, 1), (other, 0), (other, 1)] and one != other
     assert [each.context.tokens for each in sequences] == [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2
     assert sequences[0].context.tokens is not sequences[1].context.tokens
-
-
-def test_chosen_seeds_differ_between_prompts_and_not_between_samples(plain: Engine) -> None:
-    sequences = opened(plain, PROMPTS[:2], Sampling(temperature=1.0, n=2))
-    seeds = [each.distribution.noise.seed for each in sequences]
-    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
 
 
 @pytest.mark.parametrize("budget", ["auto", 4, 0])
@@ -140,6 +137,20 @@ def test_a_single_text_uses_the_processor_itself_and_several_use_copies(plain: E
     assert inputs.calls == []
     written(plain, PROMPTS[:1], Sampling(), [inputs])
     assert len(inputs.calls) == NEW and inputs.calls[0] == PROMPTS[:1]
+
+
+@pytest.mark.parametrize("rule", ["walk", "rejection", "multi-step", "k-seq", "block", "typical"])
+def test_a_processor_gets_visited_nodes_in_order_under_every_rule(rule: str, model: Any) -> None:
+    width = 1 if rule in ("rejection", "block") else (2, 2)
+    drafter, inputs = ModelDrafter(model, width=width, mode="sampled"), StatefulProcessor()
+    engine = Engine(model, drafter=drafter, rule=rule, budget=5)
+    options: Any = {"max_new_tokens": NEW, "ignore_eos": True, "logits_processor": [inputs]}
+    result = engine.generate(PROMPTS[0], Sampling(temperature=1.0, seed=3), **options)
+    assert inputs.calls == [[PROMPTS[0] + result.tokens[:count]] for count in range(NEW)]
+    reason = f"rule '{rule}' may spoil the state of a logits_processor"
+    assert (result.report.reason == reason) == (not result.report.drafted)
+    del options["logits_processor"]
+    assert engine.generate(PROMPTS[0], Sampling(no_repeat_ngram_size=2), **options).report.drafted
 
 
 class Holding(StatefulProcessor):

@@ -118,13 +118,9 @@ def test_a_view_ignores_tokens_committed_later(chosen: dict[str, Any]) -> None:
         assert late.logprob(node, 8, 2) == early.logprob(node, 8, 2)
 
 
-def test_ratio_is_the_prior_before_any_observation() -> None:
-    assert Ratio().share(8.0) == 1.0
-    assert Ratio().share(8.0, 0.6) == pytest.approx(0.6)
-
-
-def test_ratio_counts_decay_and_follow_the_outcomes() -> None:
+def test_ratio_is_the_prior_until_its_counts_follow_the_outcomes() -> None:
     ratio = Ratio()
+    assert (ratio.share(8.0), ratio.share(8.0, 0.6)) == pytest.approx((1.0, 0.6))
     for hit in (True, False, False):
         ratio.learn(0.5, hit, 0.9)
     assert (ratio.accepted, ratio.claimed) == pytest.approx((0.81, 0.5 * (0.81 + 0.9 + 1.0)))
