@@ -158,10 +158,8 @@ def _unpadded(ids: object, mask: object) -> list[list[int]]:
 
 
 def _from_tensor(ids: Tensor | np.ndarray, mask: object) -> Encoded:
-    if isinstance(ids, np.ndarray):
-        whole = ids.dtype.kind in "iu"
-    else:
-        whole = ids.dtype in (torch.int64, torch.int32)
+    integers = torch.int64, torch.int32
+    whole = ids.dtype.kind in "iu" if isinstance(ids, np.ndarray) else ids.dtype in integers
     if not whole or ids.ndim not in (1, 2) or not len(ids):
         raise InputError(
             f"got a tensor of {ids.dtype} with shape {list(ids.shape)} as a prompt; expected "

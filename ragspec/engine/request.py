@@ -190,7 +190,7 @@ def _common(
     tokenizer: "Tokenizer | None",
 ) -> Request:
     """Return the request that all texts of a call have in common."""
-    config = target.generation_config if sampling.defaults is None else sampling.defaults
+    config = sampling.config_over(target.generation_config)
     defaults, vocab_size = None if options.get("ignore_defaults") else config, target.vocab_size
     resume_from = tuple(expect_ids("resume_from", options.get("resume_from") or (), vocab_size))
     lengths = max(map(len, prompts)), len(resume_from)

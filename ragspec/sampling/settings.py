@@ -3,6 +3,7 @@
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from operator import index
@@ -52,7 +53,7 @@ class Sampling:
         seed: None chooses one and reports it. One seed gives all prompts the same noise: equal
             prompts get equal texts. A list gives each prompt its own, such as
             `seed=range(7, 7 + len(prompts))`.
-        defaults: A generation config in place of the model's, see `from_generation_config`.
+        defaults: A generation config before the model's, see `from_generation_config`.
 
     Raises:
         SamplingError: A value is outside its range.
@@ -134,21 +135,27 @@ class Sampling:
         """Return the settings of a transformers GenerationConfig.
 
         The engine applies the rest of the config, such as suppress_tokens, min_length, stop_strings
-        and eos_token_id, in place of the model's own, and its max_new_tokens or max_length where
-        the call has no max_new_tokens. Settings of caches, outputs and assistants change no token.
+        and eos_token_id, and its max_new_tokens or max_length where the call has no max_new_tokens.
+        As in transformers, the model's config fills in what it leaves open, but for sampling and
+        filters. Settings of caches, outputs and assistants change no token.
 
         Raises:
             SamplingError: The config asks for a search or a filter that the engine lacks.
         """
         samples = bool(getattr(config, "do_sample", False))
         _refuse(config, _REFUSED | _SEARCHES | (_FILTERS if samples else {}), "")
-        values = _values(config)
-        if not samples:
-            values["temperature"] = 0.0
-        else:
-            values = {"temperature": 1.0, "top_k": _TOP_K} | values
+        usual, values = {"temperature": 1.0, "top_k": _TOP_K}, _values(config)
+        values = usual | values if samples else values | {"temperature": 0.0}
         values["n"] = getattr(config, "num_return_sequences", 1) or 1
         return cls(**values | {"defaults": config} | overrides)
+
+    def config_over(self, model: "GenerationConfig | None") -> "GenerationConfig | None":
+        """Return `defaults` with what they leave open (None) from a model's config, if any."""
+        if model is None or self.defaults is None:
+            return self.defaults or model
+        merged = copy(model)
+        vars(merged).update((k, v) for k, v in vars(self.defaults).items() if v is not None)
+        return merged
 
     def with_defaults(self, config: "GenerationConfig | None") -> "Sampling":
         """Return the settings with open ones (None) filled in from a model's config, if any.

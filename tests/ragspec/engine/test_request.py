@@ -63,10 +63,9 @@ def test_ids_may_come_in_any_collection(ids: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [50, 10**6, -1])
 def test_end_tokens_that_the_model_never_writes_are_refused(wrong: int) -> None:
+    match = f"stop_token_ids has the token id {wrong}; .* 0 to 49"
     for sampling, ids in ((None, [9, wrong]), (Sampling(min_new_tokens=4), [wrong])):
-        with pytest.raises(
-            InputError, match=f"stop_token_ids has the token id {wrong}; .* 0 to 49"
-        ):
+        with pytest.raises(InputError, match=match):
             read(sampling, stop_token_ids=ids)
 
 

@@ -272,15 +272,18 @@ def test_the_length_of_a_config_is_that_of_transformers() -> None:
     assert length([5] * (limit - 4), max_length=limit + 9) == 4
     with pytest.raises(PromptTooLongError, match=r"6 tokens .* max_length=6, which counts them"):
         length(PROMPTS[0], max_length=6)
+    engine.model.generation_config.max_new_tokens = 4
+    assert length(PROMPTS[0]) == 4
 
 
 def test_all_of_a_config_is_followed_on_a_model_that_has_another() -> None:
     one, two = plain()
-    rest = {"suppress_tokens": [one[4]], "min_length": 9, "eos_token_id": [one[2], two[2]]}
-    config = GenerationConfig(repetition_penalty=1.2, pad_token_id=PAD, **rest)
-    model = model_that_asks(suppress_tokens=[one[0]])
-    expected = theirs(model_that_asks(), **config.to_diff_dict())
-    assert ours(model, Sampling.from_generation_config(config)) == expected != plain()
+    config = GenerationConfig(repetition_penalty=1.2, suppress_tokens=[one[4]], min_length=9)
+    rest = {"no_repeat_ngram_size": 1, "eos_token_id": [one[2], two[2]]}
+    model = model_that_asks(suppress_tokens=[one[0]], **rest)
+    expected = theirs(model, generation_config=config)
+    assert expected == theirs(model_that_asks(), **rest, **config.to_diff_dict()) != plain()
+    assert ours(model, Sampling.from_generation_config(config)) == expected
     engine = Engine(model_that_asks(), tiny.tokenizer(), drafter=None)
     stops = GenerationConfig(stop_strings=[tiny.tokenizer().decode(one[3:5])])
     stopped = engine.generate(PROMPTS[0], Sampling.from_generation_config(stops))
@@ -289,13 +292,15 @@ def test_all_of_a_config_is_followed_on_a_model_that_has_another() -> None:
     assert (drawn.temperature, drawn.top_k) == (1.0, 50), "the defaults of transformers' generate"
 
 
-def test_numbers_of_arrays_are_numbers() -> None:
+def test_numbers_of_arrays_are_numbers_and_those_out_of_range_are_named() -> None:
     sampling = Sampling(np.float32(0.5), np.int64(5), torch.tensor(0.75), n=np.int32(2))  # type: ignore[arg-type]
     assert sampling == Sampling(0.5, 5, 0.75, n=2)
     assert Sampling(seed=torch.tensor(3)) == Sampling(seed=np.array(3)) == Sampling(seed=3)  # type: ignore[arg-type]
     assert Sampling(seed=torch.tensor([3, 4])).seed_of(1) == 4  # type: ignore[arg-type]
     with pytest.raises(SamplingError, match=r"top_k is -1, .* 0 is off"):
         Sampling(top_k=-1)
+    with pytest.raises(SamplingError, match="repetition_penalty is -1"):
+        ours(model_that_asks(repetition_penalty=-1.0))
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
@@ -373,11 +378,6 @@ def test_values_of_a_config_without_effect_are_accepted() -> None:
     off |= {"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
     config = GenerationConfig(do_sample=True, **off)
     assert Sampling.from_generation_config(config).with_defaults(config).temperature == 1.0
-
-
-def test_settings_out_of_range_are_named() -> None:
-    with pytest.raises(SamplingError, match="repetition_penalty is -1"):
-        ours(model_that_asks(repetition_penalty=-1.0))
 
 
 def test_a_model_without_a_config_adds_no_processors() -> None:
