@@ -91,7 +91,8 @@ class Options(TypedDict, total=False):
             call. One prompt, one sample; the prompt may differ from the earlier one.
 
         logits_processor: Processors of transformers. Each text gets a deep copy, so that a stateful
-            one serves that text alone; functions are shared; a `ByRow` makes one for each text.
+            one serves that text alone; functions are shared; a `ByRow` makes one for each text. It
+            replaces the setting of its class. The rules block and typical get no drafts beside it.
         ignore_defaults: Ignore penalties, suppressed tokens and stop strings of the model's
             generation config.
         transform: Changes the target's distribution before processors and temperature, see

@@ -6,9 +6,8 @@ taken as it is by `HFProcessor`, one node at a time in the order in which plain 
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -52,14 +51,15 @@ def of_transformers(processor: HFCallable) -> bool:
 class HFProcessor:
     """Any transformers LogitsProcessor, stateful or not.
 
-    Args:
-        checked: Refuse scores that are NaN or infinity, as a caller's processor may return them.
+    Attributes:
+        kind: Its class of transformers, shortened; "" for others, whose scores are checked.
     """
 
     lazy = True
 
-    def __init__(self, processor: HFCallable, checked: bool = False) -> None:
-        self.processor, self._checked = processor, checked
+    def __init__(self, processor: HFCallable) -> None:
+        self.processor, name = processor, type(processor).__name__
+        self.kind = name.removesuffix("LogitsProcessor") if of_transformers(processor) else ""
 
     def apply(self, logits: Tensor, context: Sequence[int], paths: NodePaths) -> Tensor:
         """Return the scores [R, V] after the processor, which gets ids [1, T] and scores [1, V]."""
@@ -73,7 +73,7 @@ class HFProcessor:
                     f"the logits_processor {self.processor!r:.80} returned {got}; expected scores "
                     f"of shape {[1, logits.shape[1]]}, as it receives."
                 )
-            if self._checked and not scores.max() < math.inf and logits[row].max() < math.inf:
+            if not self.kind and not scores.max() < math.inf and logits[row].max() < math.inf:
                 raise SamplingError(
                     f"the logits_processor {self.processor!r:.80} returned {scores.max():g} after "
                     f"{ids.shape[1]} tokens; expected numbers, -inf for forbidden tokens."
@@ -163,78 +163,84 @@ def build_processors(
     sampling: Sampling,
     prompt_length: int,
     ends: Sequence[int] = (),
-    current: Sequence[Processor] = (),
+    current: Mapping[str, Processor] | None = None,
     extra: Sequence[HFCallable] = (),
 ) -> list[Processor]:
     """Return the processors of the settings, then the further ones, in transformers' order.
+
+    As there, a processor of the call replaces the setting of its class.
 
     Args:
         ends: Token ids that end a text.
         current: The model's own processors, see `default_processors`.
         extra: The processors of the call.
     """
-    results: list[Processor] = []
+    results: dict[str, Processor] = {}
+    further = [HFProcessor(each) for each in extra]
+    replaced = any(each.kind == "RepetitionPenalty" for each in further)
     if sampling.sequence_bias:
-        results.append(SequenceBias(sampling.sequence_bias.items()))
+        results["SequenceBias"] = SequenceBias(sampling.sequence_bias.items())
     penalties = Penalties(
         sampling.logit_bias or {},
-        1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty,
+        1.0 if replaced else sampling.repetition_penalty or 1.0,
         sampling.frequency_penalty,
         sampling.presence_penalty,
         prompt_length=prompt_length,
     )
     if any(penalties.shape):
-        results.append(penalties)
+        results["penalties"] = penalties
     if sampling.no_repeat_ngram_size:
-        results.append(_hf("NoRepeatNGramLogitsProcessor", sampling.no_repeat_ngram_size))
-    if sampling.bad_words_ids:
-        words = [word for word in sampling.bad_words_ids if len(word) > 1 or word[0] not in ends]
-        results += [SequenceBias((word, -math.inf) for word in words)] if words else []
-    if sampling.min_new_tokens and ends:
-        minimum = sampling.min_new_tokens
-        results.append(Penalties(ends=ends, minimum=minimum, prompt_length=prompt_length))
-    results.extend(current)
-    results.extend(HFProcessor(each, checked=not of_transformers(each)) for each in extra)
-    return results
+        results |= _hf("NoRepeatNGramLogitsProcessor", sampling.no_repeat_ngram_size)
+    if words := sampling.bad_words_ids:
+        biases = [(word, -math.inf) for word in words if len(word) > 1 or word[0] not in ends]
+        results |= {"NoBadWords": SequenceBias(biases)} if biases else {}
+    if (least := sampling.min_new_tokens) and ends:
+        results["least"] = Penalties(ends=ends, minimum=least, prompt_length=prompt_length)
+    results |= current or {}
+    if least is not None:  # as there, it replaces min_length
+        results.pop("MinLength", None)
+    results |= {each.kind: each for each in reversed(further) if each.kind in results}
+    return [*results.values(), *(each for each in further if each not in results.values())]
 
 
 def default_processors(
     config: object, prompt: Tensor, limit: int, ends: Sequence[int], vocab_size: int
-) -> list[Processor]:
+) -> dict[str, Processor]:
     """Return the processors of a model's config, if any, that `Sampling` lacks.
 
-    They are in transformers' order.
+    They are in transformers' order, by `HFProcessor.kind`.
 
     Args:
         prompt: Token ids i64 [1, T], on the device of the logits.
         limit: Most tokens of prompt and text together.
         ends: Token ids that end the text.
     """
-    results, start = list[Processor](), prompt.shape[1]
-    setting = partial(getattr, config)
-    if (penalty := setting("encoder_repetition_penalty", None)) is not None:
-        results.append(_hf("EncoderRepetitionPenaltyLogitsProcessor", penalty, prompt))
-    if size := setting("encoder_no_repeat_ngram_size", None):
-        results.append(_hf("EncoderNoRepeatNGramLogitsProcessor", size, prompt))
-    if least := setting("min_length", None):
-        results.append(Penalties(ends=ends, minimum=least - start, prompt_length=start))
-    if (forced := setting("forced_bos_token_id", None)) is not None:
-        results.append(_hf("ForcedBOSTokenLogitsProcessor", forced))
-    if (last := setting("forced_eos_token_id", None)) is not None:
-        results.append(_hf("ForcedEOSTokenLogitsProcessor", limit, last))
-    if setting("remove_invalid_values", None):
-        results.append(_hf("InfNanRemoveLogitsProcessor"))
-    if ends and (decay := setting("exponential_decay_length_penalty", None)) is not None:
-        results.append(_hf("ExponentialDecayLengthPenalty", decay, list(ends), start))
-    if (tokens := setting("suppress_tokens", None)) is not None:
-        results.append(Penalties({t: -math.inf for t in tokens if 0 <= t < vocab_size}))
-    if (tokens := setting("begin_suppress_tokens", None)) is not None:
+    results, start = dict[str, Processor](), prompt.shape[1]
+    setting = ({} if config is None else vars(config)).get
+    if (penalty := setting("encoder_repetition_penalty")) is not None:
+        results |= _hf("EncoderRepetitionPenaltyLogitsProcessor", penalty, prompt)
+    if size := setting("encoder_no_repeat_ngram_size"):
+        results |= _hf("EncoderNoRepeatNGramLogitsProcessor", size, prompt)
+    if least := setting("min_length"):
+        results["MinLength"] = Penalties(ends=ends, minimum=least - start, prompt_length=start)
+    if (forced := setting("forced_bos_token_id")) is not None:
+        results |= _hf("ForcedBOSTokenLogitsProcessor", forced)
+    if (last := setting("forced_eos_token_id")) is not None:
+        results |= _hf("ForcedEOSTokenLogitsProcessor", limit, last)
+    if setting("remove_invalid_values"):
+        results |= _hf("InfNanRemoveLogitsProcessor")
+    if ends and (decay := setting("exponential_decay_length_penalty")) is not None:
+        results |= _hf("ExponentialDecayLengthPenalty", decay, list(ends), start)
+    if (tokens := setting("suppress_tokens")) is not None:
+        results["SuppressTokens"] = Penalties({t: -math.inf for t in tokens if 0 <= t < vocab_size})
+    if (tokens := setting("begin_suppress_tokens")) is not None:
         first = start + (start == 1 and forced is not None)
-        results.append(_hf("SuppressTokensAtBeginLogitsProcessor", tokens, first))
+        results |= _hf("SuppressTokensAtBeginLogitsProcessor", tokens, first)
     return results
 
 
-def _hf(name: str, *arguments: object) -> HFProcessor:
+def _hf(name: str, *arguments: object) -> dict[str, Processor]:
     from transformers.generation import logits_process
 
-    return HFProcessor(getattr(logits_process, name)(*arguments))
+    processor = HFProcessor(getattr(logits_process, name)(*arguments))
+    return {processor.kind: processor}

@@ -329,16 +329,16 @@ def test_distributions_that_need_the_host_are_not_taken() -> None:
         ([HFProcessor(lambda ids, scores: scores)], False),
     ]
     for current, taken in cases:
-        processors = build_processors(sampling, 0, (), current)
+        processors = build_processors(sampling, 0, (), dict(zip("abc", current, strict=False)))
         assert BatchDistribution.takes(TokenDistribution(sampling, noise, 0, processors)) is taken
 
 
 def test_tokens_that_the_model_forbids_stay_forbidden_in_calls() -> None:
-    current: list[Processor] = [
-        Penalties(ends=[2, 4], minimum=17, prompt_length=PROMPT - 2),
-        Penalties(ends=[6], minimum=27, prompt_length=PROMPT),
-        Penalties({1: float("-inf")}),
-    ]
+    current: dict[str, Processor] = {
+        "a": Penalties(ends=[2, 4], minimum=17, prompt_length=PROMPT - 2),
+        "b": Penalties(ends=[6], minimum=27, prompt_length=PROMPT),
+        "c": Penalties({1: float("-inf")}),
+    }
     request = Sampling(temperature=0.7, logit_bias={1: 99.0, 6: 5.0}, min_new_tokens=20)
     processors = build_processors(request, PROMPT, ENDS, current)
     distributions = [

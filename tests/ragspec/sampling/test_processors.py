@@ -178,6 +178,24 @@ def test_greedy_text_under_each_setting_equals_that_of_transformers(name: str) -
         assert ours(model_that_asks(), Sampling(**settings), stop_token_ids=ends) == expected
 
 
+# Processors of the caller in place of settings, of the first text of `plain`.
+REPLACED: dict[str, Any] = {
+    "sequence_bias": lambda _: hf.SequenceBiasLogitsProcessor({(n,): 1.0 for n in range(0, 90, 2)}),
+    "repetition_penalty": lambda _: hf.RepetitionPenaltyLogitsProcessor(1.1),
+    "bad_words_ids": lambda one: hf.NoBadWordsLogitsProcessor([one[:1]]),
+    "min_length": lambda one: hf.MinLengthLogitsProcessor(8, one[2]),
+    "suppress_tokens": lambda one: hf.SuppressTokensLogitsProcessor(one[:1]),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_processor_of_the_caller_replaces_the_setting_of_its_class(name: str) -> None:
+    model = model_that_asks(**{"repetition_penalty": 1.5, **greedy()[name]})
+    processors = [REPLACED[name](plain()[0])]
+    expected = theirs(model, logits_processor=processors)
+    assert ours(model, logits_processor=processors) == expected != theirs(model)
+
+
 @pytest.mark.parametrize("prompt", [[5], [5, 6, 7]])
 def test_forced_first_tokens_and_suppressed_tokens_after_them(prompt: list[int]) -> None:
     def written(model: Any) -> list[int]:
@@ -365,9 +383,9 @@ def test_ids_beyond_the_vocabulary_are_ignored_in_configs() -> None:
     model = model_that_asks(
         suppress_tokens=[one[2], 10**6, -1],
         begin_suppress_tokens=[two[0], 10**6],
-        eos_token_id=[one[4], 10**6],
-        min_new_tokens=7,
-        min_length=11,
+        eos_token_id=[one[5], 10**6],
+        min_new_tokens=5,
+        min_length=NEW + 6,
     )
     assert ours(model) == theirs(model) != plain()
 
@@ -381,10 +399,10 @@ def test_values_of_a_config_without_effect_are_accepted() -> None:
 
 
 def test_a_model_without_a_config_adds_no_processors() -> None:
-    assert default_processors(None, torch.tensor([[1, 2]]), 9, [3], 97) == []
+    assert default_processors(None, torch.tensor([[1, 2]]), 9, [3], 97) == {}
     assert Sampling().with_defaults(None) == Sampling()
     config = tiny.model("llama").generation_config
-    assert default_processors(config, torch.tensor([[1, 2]]), 9, [3], 97) == []
+    assert default_processors(config, torch.tensor([[1, 2]]), 9, [3], 97) == {}
 
 
 def test_margins_include_the_settings_of_the_model() -> None:
