@@ -242,16 +242,21 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
 def align(root: "_Element") -> None:
     """Add empty cells beside and below those that span several, so that columns stay in line."""
     left = MAX_STEPS
-    for cell in root.xpath("//*[self::td or self::th][@colspan or @rowspan]"):
-        columns = min(max(whole(cell.get("colspan"), 1), 1), 1000, left)  # as in browsers
-        rows = whole(cell.get("rowspan"), 1) or MAX_STEPS  # 0 means all rows below
-        row, is_first = cell.getparent(), 1
-        index = row.index(cell) if left > 0 else 0
-        while row is not None and rows > 0 and left > 0:
-            for _ in range(columns - is_first):
-                row.insert(index + is_first, row.makeelement("td"))
-            left -= index + columns
-            row, rows, is_first = next(row.itersiblings("tr"), None), rows - 1, 0
+    for group in root.xpath("//*[tr or not(self::tr) and (td or th)]"):
+        ends = dict[int, int]()  # of a column: the first row below the cell that spans into it
+        for number, row in enumerate(group.findall("tr") or [group]):
+            column = 0
+            for cell in [*row.iterchildren(*CELLS)]:
+                while ends.get(column, 0) > number and left > 0:
+                    cell.addprevious(cell.makeelement("td"))
+                    column, left = column + 1, left - 1
+                columns = max(min(whole(cell.get("colspan"), 1), 1000, left), 1)  # as in browsers
+                end = number + (whole(cell.get("rowspan"), 1) or MAX_STEPS)  # 0 means all below
+                for each in range(column, column + columns):
+                    ends[each] = max(ends.get(each, 0), end)
+                for _ in range(1, columns):
+                    cell.addnext(cell.makeelement("td"))
+                column, left = column + columns, left - columns + 1
 
 
 def form_of(element: "_Element", form: str) -> str:

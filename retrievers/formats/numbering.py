@@ -31,8 +31,9 @@ def attribute(element: "_Element", path: str) -> str:
 
 
 def whole(value: str | None, default: int = 0) -> int:
-    """Return a whole number of up to six digits, or the default."""
-    return int(value) if value and re.fullmatch(r"\s*-?\d{1,6}\s*", value) else default
+    """Return a whole number of up to six digits, perhaps before other text, or the default."""
+    match = re.match(r"\s*[+-]?\d{1,6}(?!\d)", value or "")
+    return int(match[0]) if match else default
 
 
 ALPHABETIC = ["", *(a + b for a in ("", *ascii_lowercase) for b in ascii_lowercase)]  # to "zz"
