@@ -57,6 +57,7 @@ PILCROW = "¶"  # links to headings, as documentation tools write them
 TAG = re.compile(r"<[^<>]*>")
 SPACES = re.compile(r"[\t\n\r\f\v][ \t\n\r\f\v]*| [ \t\n\r\f\v]+")  # but one space, as it stays
 ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # lxml takes none
+BLOCK_END, BLOCK_EDGE = re.compile("\u2029+(?=[\n\u2028])"), re.compile("[\t\n]?[\u2028\u2029]+")
 EDGE = "\u2063"  # of a part of a formula; numbers on both sides of it do not run together
 GAPS = re.compile("(?<=\\d)[\u2062-\u2064]+(?=[\\d₀-₉])|\u2061(?!\\()")  # and before an argument
 FRACTION = re.compile(r"(?:(\d)|[^\w)\]])?\^(\d+)[/⁄]([₀-₉]+)")  # but no power of x or (x)
@@ -315,7 +316,8 @@ def flatten(root: "_Element") -> None:
                 continue
             text = re.sub(r"(?s)\S(.*\S)?", r"~~\g<0>~~ ", text.replace("~~", ""), count=1)
         elif element.tag == "pre":
-            text = INVISIBLE.sub("", text).replace("\xa0", " ").removeprefix("\n").rstrip()
+            text = INVISIBLE.sub("", preformatted(element)).replace("\xa0", " ")
+            text = text.removeprefix("\n").rstrip()
         else:
             parts, shapes = [SPACES.sub(" ", text).strip()], FORMULAS[element.tag]
             if element.tag not in ("sup", "sub") and len(element):
@@ -327,6 +329,17 @@ def flatten(root: "_Element") -> None:
             text = text if element.tag in ("sup", "sub", "mtr", "math") else f"{EDGE}{text}{EDGE}"
         element.clear()
         element.text, element.tail = (ILLEGAL.sub(" ", each or "") for each in (text, tail))
+
+
+def preformatted(element: "_Element") -> str:
+    """Return preformatted text, in which blocks stand on lines and tabs between cells."""
+    for each in element.iterdescendants(*BLOCKS - {"br"}):
+        each.text, each.tail = f"\u2028{each.text or ''}", f"\u2029{each.tail or ''}"
+    for each in element.iterdescendants(*CELLS):
+        if next(each.itersiblings(*CELLS, preceding=True), None) is not None:
+            each.text = f"\t{each.text or ''}"
+    text = BLOCK_END.sub("", "".join(element.itertext()))
+    return BLOCK_EDGE.sub(lambda match: "\n" if match.start() else "", text)
 
 
 class TextWriter:

@@ -69,6 +69,8 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<table><tr><td><pre>1\n2</pre><td><pre>a\n  b</pre></table>", "1\n2\n\na\n  b"),
         ("<pre><b>def</b> f():\n    <i>re</i>turn\n\n    x</pre>", "def f():\n    return\n\n    x"),
         ("<pre>a<br>  b</pre>", "a\n  b"),
+        ("<pre><b style=display:block>8</b>0<div>\n</div><p>c</p>\nd<hr>e", "8\n0\n\nc\nd\ne"),
+        ("<pre><b><table><tr><td>1<td>x = 1<tr><td>2<td><pre>y</table>", "1\tx = 1\n2\ny"),
         ("E=<math><mi>m</mi><msup><mi>c</mi><mn>2</mn></msup></math>!", "E=mc^2!"),
         ("<math><mfrac><mrow><mi>a</mi> <mo>+</mo></mrow><mn>2</mn></mfrac></math>", "(a+)/2"),
         ("<math><mi>a</mi><annotation>\\frac</annotation></math>", "a"),
