@@ -45,6 +45,7 @@ _SPACES = "1998/Math/MathML|1999/xhtml|2000/svg"
 PREFIX = re.compile(rf"xmlns:([\w-]+)\s*=\s*[\"']http://www\.w3\.org/(?:{_SPACES})[\"']")
 UNSHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 BOX = re.compile(r"(?<![\w-])display\s*:\s*(block|flex|flow-root|grid|list-item|table)", re.I)
+FLEX = re.compile(r"(?<![\w-])display\s*:\s*(inline-)?(?:flex|grid)", re.I)
 _NUMBERS = r"none|disc|circle|square|(decimal(-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))"
 NUMBER = re.compile(rf"(?<![\w-])list-style(?:-type)?\s*:[^;]{{0,99}}?\b(?:{_NUMBERS})\b", re.I)
 WORD = re.compile(r"[^\W\d]{4}")
@@ -187,8 +188,10 @@ def write_attributes(root: "_Element") -> None:
         element.tag = "span"
     for element in root.xpath("//img[@alt]"):
         alt, kind = element.get("alt"), element.get("class", "")
-        if "math" in kind or alt.startswith("$") or len(alt.split()) >= DESCRIPTION:
+        is_formula = "math" in kind or alt.startswith("$")
+        if is_formula or len(alt.split()) >= DESCRIPTION:
             element.text = ILLEGAL.sub(" ", alt)
+            element.tag = "img" if is_formula else "object"  # which no text joins
     for element in root.xpath("//input[@value]"):
         if not re.fullmatch(MUTE, element.get("type", ""), re.I):
             element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
@@ -226,10 +229,12 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
         style = element.get("style", "")
         if is_mail and ("hidden" in element.attrib or UNSHOWN.search(style)):
             element.tag = "hidden-elements"
-        if BOX.search(style) and element.tag not in BLOCKS | CELLS:
-            element.addprevious(box := element.makeelement("box"))
-            box.append(element)
-            box.tail, element.tail = element.tail, None
+        flex = FLEX.search(style)
+        for each in [element] * bool(BOX.search(style)) + element[:] * bool(flex):
+            if each.tag not in BLOCKS | CELLS:
+                each.addprevious(box := each.makeelement("label" if flex and flex[1] else "box"))
+                box.append(each)
+                box.tail, each.tail = each.tail, None
         tags, match = [each.tag for each in element], STYLE.search(style)
         if match and match[1] and WORD.search("".join(element.itertext())):
             continue  # a label that is aligned with an icon
