@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ragspec.errors import DocumentError, pluralize
-from ragspec.retrievers.formats.encodings import TERMINAL, Extract, clean, decode, joined
+from ragspec.retrievers.formats.encodings import SEQUENCE, TERMINAL, Extract, clean, decode, joined
 from ragspec.retrievers.formats.html import read_html
 from ragspec.retrievers.formats.markup import markdown_headings
 from ragspec.retrievers.formats.readers import parsing
@@ -42,11 +42,12 @@ def record(source: str) -> Extract:
     """
     try:
         value = json.loads(source, parse_int=str, parse_float=str, object_pairs_hook=_object)
-        text = clean("\n".join(value_lines(value))).strip("\n")
+        text = clean(SEQUENCE.sub("", "\n".join(value_lines(value)))).strip("\n")
     except RecursionError as error:
         raise ValueError("it nests too deeply") from error
     titles = [value.get(key) for key in TITLES] if isinstance(value, dict) else []
-    title = clean(next((each for each in titles if isinstance(each, str)), "")).strip()
+    title = next((each for each in titles if isinstance(each, str)), "")
+    title = clean(SEQUENCE.sub("", title)).strip()
     return Extract(text, title, ((0, title),) if title else ())
 
 

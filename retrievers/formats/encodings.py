@@ -54,9 +54,8 @@ CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 ODD = re.compile(r"[\x01-\x08\x0e-\x1a]")
 INVISIBLE = re.compile("[\u00ad\u200b\u2060-\u2064\ufeff]")  # within words
 CONTROLS = bytes(number for number in range(128) if CONTROL.match(chr(number)))
-TERMINAL = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])|.\x08"
-)
+SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+TERMINAL = re.compile(rf"{SEQUENCE.pattern}|.\x08")
 
 
 @dataclass(frozen=True, slots=True)

@@ -515,8 +515,8 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("b.json", write("{// old\n}"), "{// old\n}", "", ["no valid JSON"]),
     (
         "a.jsonl",
-        write('{"question": "Q?", "n": 1}\n\n{bad\n{"a": [1, 2]}'),
-        "question: Q?\nn: 1\n\n\n\n{bad\n\na: 1, 2",
+        write('{"question": "\\u001b[1mQ?\\u001b[0m", "n": "3\\b2"}\n\n{bad\n{"a": [1, 2]}'),
+        "question: Q?\nn: 3 2\n\n\n\n{bad\n\na: 1, 2",
         "",
         ["left as text, no valid JSON: 1 line, as 3"],
     ),
