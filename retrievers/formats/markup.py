@@ -8,12 +8,20 @@ from pathlib import Path
 from ragspec.errors import pluralize
 from ragspec.retrievers.formats.encodings import Extract, codec_of, decode
 
+_RAW, _ITEM = r"<(?:pre|script|style|textarea)\b", r"(?:[-*+]|\d{1,9}[.)])[ \t]|>"
+_RULE = r"(?:(?:[-*_][ \t]*){3,}|={3,}[ \t]*)$"
+_ENDS = rf"[ \t]*$| {{0,3}}(?:`{{3,}}[^`\n]*$|~{{3,}}|#{{1,6}}[ \t]|<!--|{_RAW}|{_ITEM}|{_RULE})"
+_LINES = rf".*(?:\n(?!{_ENDS}).*)*"  # to the end of a paragraph
 MARKDOWN_PART = re.compile(
-    r"^ {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)$"
-    r"|^#{1,6}[ \t]+(?P<hashed>\S.*)$"
-    r"|^(?P<underlined>\S.*)\n(?:={3,}|-{3,})[ \t]*$",
-    re.M,
+    r"^ {0,3}(?:(?:[-*+] |\d[.)] )?(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})(?s:.*?)"
+    r"(?:\n {0,3}(?P=fence)[`~]*[ \t]*$|\Z)"
+    rf"|<!--(?s:.*?)(?:-->|\Z)|{_RAW}(?s:.*?)(?:</(?:pre|script|style|textarea)>|\Z)"
+    r"|#{1,6}[ \t]+(?P<hashed>\S.*)$"
+    rf"|{_RULE}|(?:[-*+][ \t]|>){_LINES}"
+    rf"|(?P<text>\S{_LINES})(?P<underline>\n {{0,3}}(?:={{3,}}|-{{3,}})[ \t]*$)?)",
+    re.M | re.I,
 )
+MAX_TITLE_LINES = 3  # as more lines above a rule are rather a paragraph
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
 FRONT_TITLE = re.compile(r"^title:[ \t]*(?:[>|].*\n[ \t]+)?(\S.*(?:\n[ \t]+.*)*)", re.M)
 CLOSING = re.compile(r"[ \t]#+$")  # but "C#" is a name
@@ -74,15 +82,11 @@ def read_calendar(path: Path, data: bytes) -> Extract:
 
 
 def markdown_headings(text: str) -> tuple[tuple[int, str], ...]:
-    """Return (offset, heading) of Markdown, without front matter and fenced code."""
-    front, fence, headings = FRONT_MATTER.match(text), "", []
+    """Return (offset, heading) of Markdown, without front matter, code, comments and raw HTML."""
+    front, headings = FRONT_MATTER.match(text), []
     for match in MARKDOWN_PART.finditer(text, front.end() if front else 0):
-        if mark := match["fence"]:
-            if not fence:
-                fence = mark
-            elif mark.startswith(fence) and not match["info"].strip():
-                fence = ""
-        elif not fence:
-            hashed = CLOSING.sub("", (match["hashed"] or "").rstrip()).rstrip()
-            headings.append((match.start(), hashed or match["underlined"].strip()))
+        lines = match["text"].split("\n") if match["underline"] else []
+        heading = CLOSING.sub("", (match["hashed"] or "").rstrip()).rstrip()
+        heading = heading or " ".join(map(str.strip, lines * (len(lines) <= MAX_TITLE_LINES)))
+        headings += [(match.start(), heading)] * bool(heading)
     return tuple(headings)

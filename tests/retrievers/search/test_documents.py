@@ -189,6 +189,9 @@ def test_headings_of_markdown_and_rst() -> None:
     assert extract_text(Path("a.txt"), markdown.encode()).headings == ()
     fences = "# One\n```\n# no\n```\n~~~~ c\n```\n# no\n~~~~\n## Two\n" * 2
     assert [heading for _, heading in markdown_headings(fences)] == ["One", "Two"] * 2
+    mixed = "```a b```\n\n ## One\n- a\nb\n---\n> c\n---\n***\n---\n1. ```\n# no\n   ```\n"
+    mixed += "<!--\n# no\n-->\n<PRE>\n# no\n</pre>\nTwo  \nwords\n---\na\nb\nc\nd\n---\n"
+    assert [heading for _, heading in markdown_headings(mixed)] == ["One", "Two words"]
 
 
 def test_bundled_guide_is_readable(root: Path) -> None:
