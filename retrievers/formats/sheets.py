@@ -22,6 +22,8 @@ from ragspec.retrievers.formats.readers import MAX_BYTES, format_of, left_out, p
 NUMBER = re.compile(r"(?=\D*\d)[\W\d_]+(?:e[-+]?\d+)?\W*", re.I)  # or a date, an amount
 QUOTED = re.compile(r'(?<![^;,\t|\n]) *"[^"]*(?:""[^"]*)*"(?![^;,\t|\n])')  # a cell of any lines
 ESCAPED = re.compile(r'(?<!\\)((?:\\\\)*)\\"')  # a quote behind a backslash
+# Comments and empty lines above a table.
+COMMENTS = re.compile(r"(?=[ \t\n]*(?:#|//))(?:(?:(?:#|//).*|[ \t]*)\n)+(?!#|//)(?=.*\S)")
 SEPARATOR = re.compile(r"sep=([;,|\t])(?=\n|$)", re.I)  # the first line of files that Excel writes
 # Of a format of numbers: text, an escape, a gap, a currency or a colour; and a plain section.
 LITERAL = re.compile(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^]-]*))?[^]]*\]')
@@ -105,10 +107,11 @@ def read_csv(path: Path, data: bytes) -> Extract:
     """Return a table of comma- or tab-separated values, a line for each row."""
     csv.field_size_limit(MAX_BYTES)
     extract = decode(path, data)
-    text, notes, delimiter = extract.text, extract.notes, "\t"
-    if format_of(path) != ".tsv":
-        match = SEPARATOR.match(text)
-        text, delimiter = (text[match.end() :], match[1]) if match else (text, delimiter_of(text))
+    text, notes = extract.text, extract.notes
+    match = SEPARATOR.match(text)
+    text = text[match.end() :] if match else text
+    delimiter = "\t" if format_of(path) == ".tsv" else match[1] if match else ""
+    comments, text, delimiter = split_comments(text, delimiter)
     read = partial(csv.reader, delimiter=delimiter)
     for source, skips in ((text, True), (text, False), (ESCAPED.sub(r'\1""', text), True)):
         with suppress(csv.Error):
@@ -124,7 +127,24 @@ def read_csv(path: Path, data: bytes) -> Extract:
         if is_torn and any("\n" in cell for row in rows for cell in row):
             rows, what = by_line, "each line was read as a row, with them"
         notes += (f"quotes are not closed, doubled or escaped; {what}",)
-    return replace(extract, text="\n".join(row_lines(rows)), unit="row", notes=notes)
+    lines = row_lines([*([comment] for comment in comments), *rows])
+    return replace(extract, text="\n".join(lines), unit="row", notes=notes)
+
+
+def split_comments(text: str, delimiter: str) -> tuple[list[str], str, str]:
+    """Return the lines of comments above a table, the table, and its delimiter, chosen if "".
+
+    The last line with a mark names the columns if it has as many cells as the row below, and no
+    space behind its mark or a number in that row.
+    """
+    head = COMMENTS.match(text)
+    comments, table = head[0].split("\n") if head else [""], text[head.end() if head else 0 :]
+    delimiter = delimiter or delimiter_of(table)
+    row, last = table.partition("\n")[0].split(delimiter), comments[-2:][0].split(delimiter)
+    is_plain = not re.match("#[ #]|//", last[0]) or any(map(NUMBER.fullmatch, row))
+    if 1 < len(row) == len(last) and is_plain:
+        return comments[:-2], "\n".join((comments[-2], table)), delimiter
+    return comments[:-1], table, delimiter
 
 
 def delimiter_of(text: str) -> str:
