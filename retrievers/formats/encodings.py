@@ -22,7 +22,9 @@ MARKS = (
 )
 DECLARED = re.compile(
     rb"""<meta[^>]{,200}?charset\s*=\s*["']?\s*([\w.:-]+)|<\?xml[^>]{,80}encoding=["']([\w.:-]+)"""
-    rb"""|^(?:[^\n]*\n)?#[^\n]*coding[:=][ \t]*([\w.-]+)""",
+    rb"""|^(?:[^\n]*\n)?(?:#|[^\n]*(?:-\*-|\bvim?:))[^\n]*coding[:=][ \t]*([\w.-]+)"""
+    rb"""|^@charset "([\w.-]+)";|\n"Content-Type:[^\n]{,80}charset=([\w.-]+)"""
+    rb"""|\n[^%\n]{,80}\\(?:usepackage\[|inputencoding\{)([\w-]+)(?:\]\{inputenc)?\}""",
     re.I,
 )
 # Names that files use for a smaller set than they are written in, as in WHATWG's Encoding standard.
@@ -176,7 +178,8 @@ def strict(data: bytes, codec: str) -> str | None:
 
 def codec_of(name: str) -> str:
     """Return the codec that a file means by a name, "" if Python has none of text for it."""
-    name = re.sub(r"^(?:x-)+|(?<=8859-8)-[ei]$", "", name.lower())
+    name = re.sub(r"^(?:x-)+|(?<=8859-8)-[ei]$|-(?:unix|dos)$", "", name.lower())  # of Emacs
+    name = re.sub(r"^(?:iso-)?latin-?(?=\d)", "latin", name)
     name = re.sub(r"^(?:windows|win|dos|cp)-?(?=\d)", "cp", name).replace("cp31j", "cp932")
     try:
         codec = codecs.lookup(name).name
@@ -187,9 +190,8 @@ def codec_of(name: str) -> str:
 
 
 def _declared(data: bytes) -> str:
-    """Return the codec that a page, an XML file or a source declares, if Python has it."""
-    head = data[:4096]
-    match = DECLARED.search(head) if b"coding" in head or b"charset" in head.lower() else None
+    """Return the codec that the first lines of a file declare, if Python has it."""
+    match = DECLARED.search(data[:4096])
     codec = codec_of(match[match.lastindex or 0].decode("latin-1")) if match else ""
     # ASCII can be read, so that it is not UTF-16, whatever it declares.
     return "utf-8" if codec.startswith("utf-") else codec

@@ -23,7 +23,12 @@ WESTERN = (
 )  # fmt: skip
 CRLF = GERMAN.replace("\n", "\r\n")
 MIXED = CRLF.encode() * 9 + CRLF.encode("cp1252") * 9
-CODED = f"# coding: koi8-r\n{RUSSIAN}"
+HEADS = [
+    "# coding: koi8-r", ";; x\n;; -*- coding: koi8-r-unix -*-", "// vim: fileencoding=koi8-r",
+    '@charset "koi8-r";', 'msgid ""\n"Content-Type: text/plain; charset=koi8-r\\n"',
+    "%\\usepackage[latin1]{inputenc}\n\\usepackage[koi8-r]{inputenc}",
+]  # fmt: skip
+CODED = [f"{head}\n{RUSSIAN}" for head in HEADS]
 GUESSES = {
     **dict.fromkeys(("cp1251", "koi8_r", "iso8859_5"), RUSSIAN),
     **dict.fromkeys(("cp932", "euc_jp", "iso2022_jp"), JAPANESE),
@@ -43,6 +48,7 @@ DECLARED = (
     (RUSSIAN, "cp1251", "windows-1251 x-cp1251 win-1251"),
     (JAPANESE, "cp932", "Shift_JIS x-sjis windows-31j"),
     ("שלום", "iso8859-8", "iso-8859-8-i"),
+    ("gęś śpi", "iso8859_2", "iso-latin-2 latin-2"),
 )
 META = '<meta charset="{}"><p>{}</p>'
 
@@ -63,7 +69,7 @@ def load(tmp_path: Path, name: str, data: bytes) -> Document:
         ("a.html", META.format("undefined", RUSSIAN).encode("cp1251"), RUSSIAN, "guessed"),
         ("a.html", META.format("utf-16", RUSSIAN).encode(), RUSSIAN, ""),
         ("a.html", META.format("no-such", RUSSIAN).encode(), RUSSIAN, ""),
-        ("a.py", CODED.encode("koi8-r"), CODED, ""),
+        *[("a.el", each.encode("koi8-r"), each, "") for each in CODED],
         ("a.txt", CRLF.encode(), GERMAN, ""),
         ("a.txt", CRLF.encode("utf-8-sig"), GERMAN, ""),
         ("a.txt", CRLF.encode("utf-16"), GERMAN, ""),
