@@ -15,20 +15,36 @@ if TYPE_CHECKING:
 PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 STOPS = "。！？।؟۔։።។။"  # no space needs to follow them
 CASELESS = "\u05d0-\u06d3\u10d0-\u10ff\uac00-\ud7af"  # Hebrew, Arabic, Georgian and Korean
-CAPITAL = f"A-Z0-9{CASELESS}" + "".join(filter(str.isupper, map(chr, range(0xC0, 0x2000))))
-# Abbreviations, initials of names, ordinals and numbers of items: a sentence goes on after them.
-ABBREVIATIONS = r"""Mr Mrs Ms [Dd]r [Pp]rof St Lt Col Gen Capt Rev Sgt Gov Sen Mt Sr Sra Sig Hr Fr
-Mme Mlle MM Nr Fig vs cf e\.g i\.e d\.\sh u\.\sa [Cc]a approx vgl bzw evtl ggf inkl zzgl sog Mio
-Mrd EE av ul np bijv ул им [A-HJ-Z\u05d0-\u06d3] \d\.\s\d \d\.\s\d\d"""
+UPPER = "".join(filter(str.isupper, map(chr, range(0xC0, 0x2000))))
+CAPITAL = f"A-Z0-9{CASELESS}{UPPER}"
+# Abbreviations, ordinals and numbers of items: a sentence goes on after them. Small words may begin
+# with a capital.
+_ABBREVIATIONS = r"""Mr Mrs Ms Messrs dr prof profa St Ste Sta Lt Col Gen Capt Maj Adm Cpl Rev Hon
+Rep Pres Bros Sgt Gov Sen Mt Ft Sr Sra Dra Sig dott Hr Fr Fa Ing Dipl Mme Mlle MM Nr Fig Univ vs cf
+e\.g i\.e d\.\sh u\.\sa h\.\sc ej [e]x ca approx vgl bzw evtl ggf inkl insb zzgl sog Mio Mrd EE av
+ul np bijv o\.a bl\.a f\.eks tj tzv tzw m\.in ул им акад проф св św (?<!и\s)т\.[екн]
+(?<!и\s)т\.\s[екн] (?<!\d\s)[гморс] \d\.\s\d \d\.\s\d\d"""
+ABBREVIATIONS = [re.sub("^[a-zа-яś]", r"(?i:\g<0>)", each) for each in _ABBREVIATIONS.split()]
 ARTICLES = "[Dd](?:er|ie|as|em|en|es)|[Vv]om|[Zz]u[mr]|bis", "[Ii]m|(?<!I )am"
 ORDINALS = [rf"(?:{each})\s{digits}" for each in ARTICLES for digits in (r"\d", r"\d\d")]
-NUMBERS = [r"^\d", r"^\d\d", r"^[a-z]", r"\s\s\d", r"\s\s\d\d", r"\d\s[adnv]"]  # 44 v. Chr.
-BEFORE = [rf"\b{each}" for each in (*ABBREVIATIONS.split(), *ORDINALS)] + NUMBERS
+NUMBERS = [r"^\d", r"^\d\d", r"^[A-Za-z]", r"[?!]\s[A-Z]", r"\s\s\d", r"\s\s\d\d", r"\d\s[adnv]"]
+BEFORE = [rf"\b{each}" for each in (*ABBREVIATIONS, *ORDINALS)] + NUMBERS
 GOES_ON = "".join(rf"(?<!{each}\.)" for each in BEFORE)
 BEFORE_NUMBER = r"""no nos nr núm pp pág págs pag vol vols ch chap [ck]ap sec sect abs abschn art eq
 eqs tab abb fig figs bd lit ziff anm t[eé]l fax aprox max min mind jan feb mar apr jun jul aug sep
-sept o[ck]t nov de[cz] ver ed est al blz kl рис табл стр гл [^\W\d_]"""
+sept o[ck]t nov de[cz] ver ed est al blz kl ref refs secs thm lem prop cor def рис табл стр гл
+[^\W\d_]"""
 NUMBERED = "|".join([rf"(?<=\b{each}\.)" for each in BEFORE_NUMBER.split()] + [r"(?<=str\.)"])
+# An initial ends a sentence only before a word that often begins one.
+INITIAL = f"[A-HJ-Z{UPPER.replace('Ä', '')}\u05d0-\u06d3\u10d0-\u10ff]"
+_FIRST_WORDS = """A After All Although And As At Because Before Both But By Each For From He How If
+However In It Its Many Most No Not On Our She Since Some Such That The Their Then There These They
+This Those To We What When While With You Aber Als Auch Bei Damit Dann Das Der Die Diese Dieses Dort
+Ein Eine Er Es Für Im Mit Nach Sie Wenn Wir Elle Il Ils В Но На Он Она Они Это"""
+BEGINS = rf"[\"”’')\]]*\s+(?:{'|'.join(_FIRST_WORDS.split())})\s+(?!and\b|et\b|&)"
+GOES_ON += rf"(?!(?:(?<=\b{INITIAL}\.)|(?<=\b[A-Z]\.\sI\.))(?!{BEGINS}))"
+GOES_ON += r"(?!(?<=\b[^\W\d_]\.)\s+[^\W\d_]\.)"  # z. B.
+GOES_ON += r"(?!(?<=\b[ap]\.m\.)\s+(?:(?:[FMSW]|T[hu])[a-z]+day|[A-Z]{2,4})\b)"  # 9 a.m. Monday
 MONTHS = "Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
 DATE = rf"(?<=\d\.)\s+(?:\d\d?\.(?:\s|\d{{4}})|(?:{MONTHS}|Jahrhundert)\b)"  # 3. Mai, 3. 5. 2024
 SENTENCE_BREAK = re.compile(

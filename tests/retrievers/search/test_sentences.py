@@ -185,6 +185,11 @@ def test_copies_are_returned_once() -> None:
         ("See No. 5, Vol. II, by Wu et al. (2020).", "I say no.", "I am 12.", "In 3 h he goes."),
         ("Load it with 5 kg max.", "The pump stops."),
         ("Mr. J. R. Hill, vs. Dr. Wu of the U.S. Army, lost.", "So did I.", "See Fig. 3."),
+        ("I. M. Pei and Rep. K. He et al. left at 9 a.m. Monday.", "Approx. Five.", "Thm. 3 of A."),
+        ("It was plan B.", "Then the U.S.", "The bus leaves at 9 a.m.", "It is.", "He ran 6 ft."),
+        ("Es gibt z. B. Eis, i. d. R. Dr. h. c. Ö. Wu.", "Vgl. Abs. 2 vom Sport e. V.", "Er kam."),
+        ("Роман А. С. Пушкина, т. е. г. Москва, и т. д.", "Он родился в 1990 г.", "Потом ушел."),
+        ("Ł. Wu, Γ. Wu, p. ex. Wu, dott. Wu, tzv. Wu, o.a. Wu, F.eks. Wu.", "Q?", "A. The end."),
     ],
 )
 def test_sentences_end_in_every_script(sentences: tuple[str, ...]) -> None:
