@@ -27,12 +27,16 @@ LATIN = "ABGDEZYHIKLMNCOPRSTUFXQWabgdezyhiklmncoprstufxqw"
 GREEK = "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω"
 CHARACTERS |= {f"*{name}": letter for name, letter in zip(LATIN, GREEK, strict=True)}
 ACCENTS = dict(zip("'`^:~,vo", map(chr, (769, 768, 770, 776, 771, 807, 780, 778)), strict=True))
-SIGNS = {"e": "\\", "~": " ", "0": " ", "t": "\t"} | {each: each for each in "-\\ '`._"}
+SIGNS = {"e": "\\", "~": " ", "0": " ", "t": "\t"} | dict.fromkeys("&|^/,)%:{}acdEpruz!", "")
 ESCAPE = re.compile(
     r"\\(?:[\"#].*|[fFnmMgkVY](?:\[[^\]]*\]|\(..|.)|s[-+]?(?:\[[^\]]*\]|\(..|\d)"
-    r"|[hvwlLDoxbNSHXZRCA]'[^']*'|\*?\[(?P<long>[^\]]*)\]|\*?\((?P<two>..)|\*(?P<one>.)"
+    r"|(?:N'|\[char)(?P<code>\d{1,6})['\]]|[hvwlLDoxbNSHXZRCA]'[^']*'"
+    r"|\*?\[(?P<long>[^\]]*)\]|\*?\((?P<two>..)|\*(?P<one>.)"
     r"|(?P<sign>.)|$)"
 )
+STRING = re.compile(r"\\\*(?:\[([^\]\s]*)\]|\((..)|(.))")
+STRING_DEFINITION = re.compile(r"[.'][ \t]*(ds|as)1?[ \t]+([^\s\\]+)(?:[ \t]+\"?(.*))?")
+MOTION = re.compile(r"\\[hkvwz]|\\\(\*W")  # of marks that overlie letters, and pod2man's dash
 ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
 XREF = re.compile(r"(?<![^\s.])Xr (\S+) (\d\w*)(?=\s|$)")
 LINK_END = re.compile(r"\n[.'](?:UE|ME)[ \t]+(?=\S)")  # what follows joins the text of the link
@@ -42,8 +46,9 @@ HEAD = 500  # characters of a page in which its summary stands
 SKIPPED = re.compile(r"[.'][ \t]*((?:de|am)i?1?|ig)\b[ \t]*(\S*)")
 PARAMETER = re.compile(r"(?<!\\)\\\\\$([1-9*@])")
 CONDITION = re.compile(
-    r"[.'][ \t]*(?:el(?![a-z])|(?:i[fe]|while)\b[ \t]*(?P<no>!?)(?:(?P<quote>['\"])(?P<one>.*?)"
-    r"(?P=quote)(?P<other>.*?)(?P=quote)|(?P<test>[nt](?=\W)|\S+)))[ \t]*(?P<rest>.*)"
+    r"[.'][ \t]*(?:el(?![a-z])|(?:(?P<single>if|while)|ie)\b[ \t]*(?P<no>!?)"
+    r"(?:(?P<quote>['\"])(?P<one>.*?)(?P=quote)(?P<other>.*?)(?P=quote)"
+    r"|(?P<test>[nt](?=\W)|\S+)))[ \t]*(?P<rest>.*)"
 )
 # The HTML before and after the text of a request.
 HTML = {
@@ -78,7 +83,10 @@ def plain(text: str) -> str:
             return normalize("NFC", "".join(chr(int(code, 16)) for code in name[1:].split("_")))
         if name not in CHARACTERS and len(name) == 2 and name[0] in ACCENTS:
             return normalize("NFC", name[1] + ACCENTS[name[0]])
-        return SIGNS.get(match["sign"] or "", "") or CHARACTERS.get(name, "")
+        if match["code"]:
+            return chr(int(match["code"]))
+        sign = match["sign"] or ""
+        return CHARACTERS.get(name, "") if name else SIGNS.get(sign, sign)
 
     return ESCAPE.sub(character, text) if "\\" in text else text
 
@@ -132,7 +140,7 @@ def lines_of(source: str) -> Iterator[str]:
         applies = True
         while applies and (match := CONDITION.match(line)):
             applies = holds(match) if match["test"] or match["quote"] else otherwise
-            otherwise = not applies
+            otherwise = otherwise if match["single"] else not applies
             line = match["rest"].removeprefix("\\{").lstrip() if applies else match["rest"]
         if not applies:
             depth = max(0, line.count("\\{") - line.count("\\}"))
@@ -146,6 +154,24 @@ def lines_of(source: str) -> Iterator[str]:
             lines += written[::-1]
         elif not line.startswith((".\\", "'\\", "...", "\\}")):
             yield line
+
+
+def with_strings(lines: Iterator[str], left: int) -> Iterator[str]:
+    """Yield lines with the strings that they define, of `left` characters at most."""
+    strings = dict[str, str]()
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal left
+        text = strings.get(match[1] or match[2] or match[3] or "", match[0]) if left > 0 else ""
+        left -= len(text)
+        return text
+
+    for line in lines:
+        line = r"\&" * line.startswith(r"\*") + STRING.sub(value, line)
+        if (match := STRING_DEFINITION.match(line)) and not MOTION.search(line):
+            text = re.sub(r'\\".*', "", match[3] or "").replace('"', r"\(dq")
+            strings[match[2]] = strings.get(match[2], "") * (match[1] == "as") + text
+        yield line
 
 
 def expanded(body: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -167,7 +193,7 @@ def holds(condition: re.Match[str]) -> bool:
 def html_of(source: str) -> Iterator[str]:
     """Yield the HTML of a page."""
     after, literal, command = "", False, ""
-    lines = lines_of(source)
+    lines = with_strings(lines_of(source), 10 * len(source))
     for line in lines:
         request = REQUEST.match(XREF.sub(r"No \1(\2)", line))
         name, rest = (request[1], request[2]) if request else ("", line)

@@ -137,6 +137,7 @@ ROFF = rb""".TH X 1
 .ie n paper
 .\}
 .ie n \{ terminal
+.if t paper
 \}
 .el\{\ paper
 .\}
@@ -144,7 +145,9 @@ ROFF = rb""".TH X 1
 level
 ..
 .P
-Gr\(:o\(sse \[u0065_0301]t\['e] \(*a\(Eu:
+.ds V "2\" version
+.as V .5
+Gr\(:o\(sse \[u0065_0301]t\['e] \(*a\(Eu \&a\@b\+\N'64'\[char43]\*V\*[V]:
 .UR https://e.org
 .UE .
 .TS
@@ -154,7 +157,7 @@ _row	.5
 .TE
 .%T Title
 """
-READ = "Größe été α€: https://e.org.\n\n_row\t.5\n\nTitle"
+READ = "Größe été α€ a@b+@+2.52.5: https://e.org.\n\n_row\t.5\n\nTitle"
 MDOC = b""".Dt PUMP 8
 .Sh NAME
 .Nm pump
