@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
+from itertools import count, repeat
 from pathlib import Path
 from unicodedata import normalize
 
@@ -20,7 +21,7 @@ _CHARACTERS = r"""bu •  em —  en –  hy -  co ©  rg ®  tm ™  aq '  dq "
 ti ~  ha ^  rs \  <= ≤  >= ≥  != ≠  -> →  <- ←  +- ±  mu ×  de °  ss ß  Fo «  Fc »  at @  sh #  Do $
 ba |  la ⟨  ra ⟩  -- —  Tm ™  R ®  lt <  gt >  Ba |  C+ C++  Aq '  Bq „  ul _  mi −  sl /  br |
 pl +  AE Æ  ae æ  OE Œ  oe œ  /L Ł  /l ł  /O Ø  /o ø  aa ´  bv |  ci ○  dg †  if ∞  is ∫  mc µ  or |
-pd ∂  S2 ²  ** ∗  12 ½  14 ¼  34 ¾  Eu €  Cs ¤"""
+Lt <  Gt >  Am &  Le ≤  Ge ≥  Ne ≠  Pm ±  If ∞  pd ∂  S2 ²  ** ∗  12 ½  14 ¼  34 ¾  Eu €  Cs ¤"""
 _WORDS = _CHARACTERS.split()  # each name before its character
 CHARACTERS = dict(zip(_WORDS[::2], _WORDS[1::2], strict=True))
 LATIN = "ABGDEZYHIKLMNCOPRSTUFXQWabgdezyhiklmncoprstufxqw"
@@ -38,9 +39,11 @@ STRING = re.compile(r"\\\*(?:\[([^\]\s]*)\]|\((..)|(.))")
 STRING_DEFINITION = re.compile(r"[.'][ \t]*(ds|as)1?[ \t]+([^\s\\]+)(?:[ \t]+\"?(.*))?")
 MOTION = re.compile(r"\\[hkvwz]|\\\(\*W")  # of marks that overlie letters, and pod2man's dash
 ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
-XREF = re.compile(r"(?<![^\s.])Xr (\S+) (\d\w*)(?=\s|$)")
+XREF = re.compile(r"(?:(?<![^\s.])Xr|(?<=^\.)MR) (\S+) (\d\w*)(?=\s|$)")
+FUNCTION = re.compile(r"^\.Fo(.*)((?:\n\.Fa.*)*)\n\.Fc", re.M)
 LINK_END = re.compile(r"\n[.'](?:UE|ME)[ \t]+(?=\S)")  # what follows joins the text of the link
-REQUEST = re.compile(r"[.'][ \t]*(%?[A-Za-z]{1,3})(?![^\s\\])[ \t]*(.*)")
+REQUEST = re.compile(r"[.'][ \t]*(%?[A-Za-z][A-Za-z0-9]{0,2})(?![^\s\\])[ \t]*(.*)")
+CALL = re.compile(r"[.'][ \t]*([^\s\\]+)[ \t]*(.*)")
 SUMMARY = re.compile(r"^\S[^\n]*? (?:--?|[–—]) +(\S.*)\n", re.M)
 HEAD = 500  # characters of a page in which its summary stands
 SKIPPED = re.compile(r"[.'][ \t]*((?:de|am)i?1?|ig)\b[ \t]*(\S*)")
@@ -54,24 +57,59 @@ CONDITION = re.compile(
 HTML = {
     "SH": ("<h2>", "</h2>"), "Sh": ("<h2>", "</h2>"), "SS": ("<h3>", "</h3>"),
     "Ss": ("<h3>", "</h3>"), "TP": ("<p>", "<br>"), "TQ": ("", "<br>"), "IP": ("<p>", "<br>"),
-    "It": ("<p>", "<br>"), "AP": ("<p>", "<br>"), "br": ("<br>", ""), "Dl": ("<br>", "\n"),
-    "D1": ("<br>", "\n"),
+    "It": ("<p>", "<br>"), "AP": ("<p>", "<br>"), "br": ("<br>", ""), "YS": ("<br>", ""),
+    **dict.fromkeys(("Dl", "D1", "SY"), ("<br>", "\n")),
     **dict.fromkeys(("PP", "P", "LP", "Pp", "sp", "Sp", "HP", "RS", "RE"), ("<p>", "")),
     **dict.fromkeys(("nf", "EX", "Vb"), ("<pre>", "")),
     **dict.fromkeys(("fi", "EE", "Ve", "Ed"), ("</pre>", "")),
 }  # fmt: skip
 NEXT = frozenset({"SH", "SS", "TP", "TQ"})  # their text may be the next line
-FONTS = frozenset({"B", "I", "SM", "SB", "R", "UR", "URL", "MT", "MTO", "OP", "FN", "q"})
+FONTS = frozenset({"B", "I", "SM", "SB", "R", "UR", "URL", "MT", "MTO", "FN", "q"})
 PAIRS = frozenset({"BR", "RB", "BI", "IB", "IR", "RI"})
-ENCLOSED = {"Op": "[]", "Bq": "[]", "Pq": "()", "Aq": "<>", "Dq": "“”", "Qq": '""', "Sq": "‘’"}
-ENCLOSED |= {"Ql": "‘’", "Brq": "{}"}
+ENCLOSED = {"Op": "[]", "Bq": "[]", "Pq": "()", "Aq": "<>", "Dq": "“”", "Sq": "‘’", "Ql": "‘’"}
+ENCLOSED |= {"Brq": "{}", "OP": "[]", "Qq": '"\b"'}
 BLOCKS = {"Oo": "[", "Oc": "]", "Po": "(", "Pc": ")", "Ao": "<", "Ac": ">", "Do": "“", "Dc": "”"}
+BLOCKS |= {
+    "Bo": "[",
+    "Bc": "]",
+    "Bro": "{",
+    "Brc": "}",
+    "So": "‘",
+    "Sc": "’",
+    "Qo": '"\b',
+    "Qc": '\b"',
+}
+# Macros of mdoc that stand for a text with their arguments, and the short names of standards.
+NAMES = {
+    "Fn": "{}({})", "In": "<{}>", "Lb": "library “{}”", "St": "{}", "At": "{} AT&T UNIX",
+    "Ux": "UNIX", "Bx": "{}BSD {}", "Bsx": "BSD/OS {}", "Dx": "DragonFly {}", "Fx": "FreeBSD {}",
+    "Nx": "NetBSD {}", "Ox": "OpenBSD {}",
+}  # fmt: skip
+STANDARDS = {
+    r"^-p(1003\.(\w+)(?:-\d+)?)": r"IEEE Std \1 (“POSIX.\2”)",
+    r"^-isoC-?(?:\d\d(?=\d\d))?": "ISO C",
+    "^-ansiC": "ANSI C",
+    r"^-susv(?=\d)": "Single UNIX Specification, Version ",
+    r"^v(?=\d)": "Version ",
+}
+MARKS = frozenset(".,;:?!)]")
 # Macros of mdoc that give a font or a link, and such without a text of their own.
 SILENT = re.compile(
-    r"A[dnr]|C[dm]|Dv|E[mrv]|F[acdlnot]|I[cn]|L[ik]|M[st]|N[mos]|P[af]|S[txy]|T[an]|V[at]|X[cor]"
+    r"A[dnr]|C[dm]|Dv|E[comrv]|F[acdlt]|Ic|L[ik]|M[st]|N[mos]|P[af]|S[xy]|T[an]|V[at]|X[cor]"
 )
-QUIET = frozenset({"Bd", "Bk", "Bl", "Db", "Dd", "Dt", "Ek", "El", "Lb", "Os", "Re", "Rs", "Sm"})
+ENDING = re.compile("|".join([r"[.,;:?!)\]]", SILENT.pattern, *ENCLOSED, *BLOCKS, *NAMES]))
+_QUIET = "Bd Bf Bk Bl Db Dd Dt Ef Ek El Os Re Rs Sm Tg"
+QUIET = frozenset(_QUIET.split())
 USUAL = {*HTML, *FONTS, *PAIRS, *QUIET, "TH", "TS", "TE"}
+
+
+SENTENCES = {
+    "Bt": "{} is currently in beta test.",
+    "Ud": "currently under development.",
+    "Ex": "The {} utility exits 0 on success, and >0 if an error occurs.",
+    "Rv": "The {}() function returns the value 0 if successful; otherwise the value -1 is returned"
+    " and the global variable errno is set to indicate the error.",
+}
 
 
 def plain(text: str) -> str:
@@ -124,15 +162,14 @@ def lines_of(source: str) -> Iterator[str]:
     """
     body, end, depth, otherwise = list[str](), "", 0, False
     defined = dict[str, list[str]]()
+    source = FUNCTION.sub(lambda m: f".Fn{m[1]}" + m[2].replace("\n.Fa", ""), source)
     lines = LINK_END.sub("", source.replace("\\\n", "")).split("\n")[::-1]
     left = 10 * len(source)  # characters of definitions, which may call themselves
     while lines:
         line = lines.pop()
         if end:
-            if line.rstrip().removeprefix("\\") == end:
-                end = ""
-            else:
-                body.append(line)
+            end = "" if line.rstrip().removeprefix("\\") == end else end
+            body += [line] * bool(end)
             continue
         if depth:
             depth += line.count("\\{") - line.count("\\}")
@@ -148,7 +185,7 @@ def lines_of(source: str) -> Iterator[str]:
             end = f".{skipped[2] or '.'}" if skipped[1] == "ig" else ".."
             body = [*defined.get(skipped[2], ())] if skipped[1].startswith("am") else []
             defined |= {} if skipped[1] == "ig" else {skipped[2]: body}
-        elif (call := REQUEST.match(line)) and call[1] in defined and call[1] not in USUAL:
+        elif (call := CALL.match(line)) and call[1] in defined and call[1] not in USUAL:
             written = expanded(defined[call[1]] if left > 0 else [], arguments(call[2]))
             left -= sum(map(len, written)) + 1
             lines += written[::-1]
@@ -156,22 +193,16 @@ def lines_of(source: str) -> Iterator[str]:
             yield line
 
 
-def with_strings(lines: Iterator[str], left: int) -> Iterator[str]:
-    """Yield lines with the strings that they define, of `left` characters at most."""
+def with_strings(lines: Iterator[str]) -> Iterator[str]:
+    """Yield lines with the strings that they define, which may lengthen a line 50 times."""
     strings = dict[str, str]()
-
-    def value(match: re.Match[str]) -> str:
-        nonlocal left
-        text = strings.get(match[1] or match[2] or match[3] or "", match[0]) if left > 0 else ""
-        left -= len(text)
-        return text
-
     for line in lines:
-        line = r"\&" * line.startswith(r"\*") + STRING.sub(value, line)
-        if (match := STRING_DEFINITION.match(line)) and not MOTION.search(line):
-            text = re.sub(r'\\".*', "", match[3] or "").replace('"', r"\(dq")
-            strings[match[2]] = strings.get(match[2], "") * (match[1] == "as") + text
-        yield line
+        text = STRING.sub(lambda match: strings.get(match[match.lastindex or 0], match[0]), line)
+        text = r"\&" * line.startswith(r"\*") + text[: 50 * len(line)]
+        if (match := STRING_DEFINITION.match(text)) and not MOTION.search(text):
+            value = re.sub(r'\\".*', "", match[3] or "").replace('"', r"\(dq")
+            strings[match[2]] = strings.get(match[2], "") * (match[1] == "as") + value
+        yield text
 
 
 def expanded(body: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -193,7 +224,7 @@ def holds(condition: re.Match[str]) -> bool:
 def html_of(source: str) -> Iterator[str]:
     """Yield the HTML of a page."""
     after, literal, command = "", False, ""
-    lines = with_strings(lines_of(source), 10 * len(source))
+    lines = with_marks(with_strings(lines_of(source)))
     for line in lines:
         request = REQUEST.match(XREF.sub(r"No \1(\2)", line))
         name, rest = (request[1], request[2]) if request else ("", line)
@@ -207,7 +238,7 @@ def html_of(source: str) -> Iterator[str]:
             words = {"IP": words[:1], "TP": [], "TQ": []}.get(name, words if ending else [])
             start = "\n" if literal and before == "<p>" else before.removesuffix("</pre>")
             start = "" if was and before == "<pre>" else "</pre>" * (was and ends) + start
-            content = macros(words, command) if name[1:].islower() else plain(" ".join(words))
+            content = macros(words, command) if not name[1:].isupper() else plain(" ".join(words))
             yield start + escape(content, False) + ending * bool(words)
             after = ending if name in NEXT and not words else after
         elif request or not line.startswith((".", "'")):
@@ -227,31 +258,63 @@ def text_of(name: str, rest: str, command: str) -> str | None:
         return plain(rest)
     if name in FONTS or name in PAIRS or name.startswith("%"):  # of references
         return plain(("" if name in PAIRS else " ").join(arguments(rest)))
-    if name in QUIET or not (name[0].isupper() and name[1:].islower()):
+    if name in QUIET or not (name == "OP" or (name[0].isupper() and name[1:].islower())):
         return None
-    if name == "Ex":
-        return f"The {command} utility exits 0 on success, and >0 if an error occurs."
+    if name in SENTENCES:
+        subjects = [plain(each) for each in arguments(rest) if each != "-std"] or [command]
+        text = SENTENCES[name].format(" and ".join(subjects))
+        return text if len(subjects) == 1 else text.replace("ty exits", "ties exit")
     return macros([name, *arguments(rest)], command)
+
+
+def with_marks(lines: Iterator[str]) -> Iterator[str]:
+    """Yield lines with the marks of the items of mdoc's lists."""
+    marks = list[Iterator[str]]()
+    for line in lines:
+        if line.startswith(".Bl"):
+            bullet = repeat(r" \(bu" if "-bullet" in line else "")
+            marks.append(map(" {}.".format, count(1)) if "-enum" in line else bullet)
+        elif marks and line.startswith(".El"):
+            marks.pop()
+        yield line + next(marks[-1]) if marks and line.startswith(".It") else line
+
+
+def with_names(words: list[str]) -> Iterator[str]:
+    """Yield the words of a line of mdoc, with the texts of macros that form a name."""
+    words = words[::-1]
+    while words:
+        macro, values = words.pop(), list[str]()
+        most = {"Fn": len(words), "Bx": 2, "Ux": 0}.get(macro, int(macro in NAMES))
+        while len(values) < min(most, len(values) + len(words)) and not ENDING.fullmatch(words[-1]):
+            values.append(words.pop())
+        first, *others = values or [""]
+        for pattern, text in STANDARDS.items() if macro in ("At", "St") else ():
+            first = re.sub(pattern, text, first)
+        yield NAMES[macro].format(first, ", ".join(others)).strip() if macro in NAMES else macro
 
 
 def macros(words: list[str], command: str = "") -> str:
     """Return the text of a line of callable macros of mdoc and their arguments."""
     texts, closing, flag = list[str](), "", False
-    for word, following in zip(words, [*words, "."][1:], strict=True):
+    words = [*with_names(words)]
+    end = len(words)
+    while end > 1 and words[end - 1] in MARKS:
+        end -= 1
+    for word, following in zip(words[:end], [*words, "."][1:], strict=False):
         text = None
         if word in ENCLOSED:
-            text, closing = ENCLOSED[word][0], ENCLOSED[word][1] + closing
+            text, closing = ENCLOSED[word][:-1], ENCLOSED[word][-1] + closing
         elif SILENT.fullmatch(word):
-            bare = following in ".,;:?!)]" or SILENT.fullmatch(following)
+            bare = following in MARKS or SILENT.fullmatch(following)
             text = {"Nm": command, "Ar": "file ...", "Fl": "-"}.get(word) if bare else None
             texts += ["\b"] * (word == "Ns")
             flag = word == "Fl"
         else:
-            text = BLOCKS.get(word) or {"Nd": "–", "Ux": "UNIX"}.get(word) or plain(word)
-            text = f"-{text}" if flag and text not in ".,;:?!)]|" else text
+            text = BLOCKS.get(word) or {"Nd": "–"}.get(word) or plain(word)
+            text = f"-{text}" if flag and text not in MARKS | {"|"} else text
         texts += [text] if text else []
-    line = re.sub(r" ?\x08 ?", "", " ".join(texts) + closing)
-    return re.sub(r"(?<=[\[(<“‘]) | (?=[.,;:?!)\]>”](?:[ \])]|$))", "", line)
+    line = re.sub(r" ?\x08 ?", "", " ".join([" ".join(texts) + closing, *words[end:]]))
+    return re.sub(r"(?<=[\[(<{“‘]) | (?=[.,;:?!)\]>}”’](?:[ \])]|$))", "", line)
 
 
 def table(lines: Iterator[str]) -> str:

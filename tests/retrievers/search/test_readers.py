@@ -158,7 +158,7 @@ _row	.5
 .%T Title
 """
 READ = "Größe été α€ a@b+@+2.52.5: https://e.org.\n\n_row\t.5\n\nTitle"
-MDOC = b""".Dt PUMP 8
+MDOC = rb""".Dt PUMP 8
 .Sh NAME
 .Nm pump
 .Nd lift water
@@ -167,7 +167,34 @@ MDOC = b""".Dt PUMP 8
 .Op Fl v
 .Op Fl o Ar file
 .Xr ls 1 .
+.de hash
+.Qq \\$1
+..
+.hash $1$
+.D1 run Fl v
+.Bo a Bc , Bro b Brc So c Sc Eo d Ec
+.Fo f
+.Fa "int a"
+.Fa b
+.Fc ;
+.Op Fl \*[Lt] ,
+.Bx 4.3 . At v7 , Fx 2.0 Ox St -p1003.1-2008 Ux and Lb libc
+.Ex -std cat dog
+.SY foo
+.OP \-v level
+.MR ls 1 ,
+.Bl -enum
+.It
+One
 """
+MDOC_READ = """pump [-v] [-o file] ls(1). "$1$"
+run -v [a], {b} ‘c’ d f(int a, b); [-<], 4.3BSD. Version 7 AT&T UNIX, FreeBSD 2.0 OpenBSD \
+IEEE Std 1003.1-2008 (“POSIX.1”) UNIX and library “libc” \
+The cat and dog utilities exit 0 on success, and >0 if an error occurs.
+foo [-v level] ls(1),
+
+1.
+One"""
 CELLS: list[dict[str, Any]] = [
     {"cell_type": "markdown", "source": ["# Sales\n", "By year."]},
     {
@@ -538,7 +565,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     (
         "pump.8.gz",
         write(gzip.compress(MDOC)),
-        "NAME\n\npump – lift water\n\nSYNOPSIS\n\npump [-v] [-o file] ls(1).",
+        f"NAME\n\npump – lift water\n\nSYNOPSIS\n\n{MDOC_READ}",
         "PUMP(8): lift water",
         [],
     ),
