@@ -22,13 +22,14 @@ from ragspec.reports.generation import Generation, accepted_of
 from ragspec.retrievers.formats.encodings import INVISIBLE
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.sentences import LEAST_SCORE, Sentence, score_spans
-from ragspec.retrievers.search.text import STOPS, Span, sentence_spans, words_of
+from ragspec.retrievers.search.text import INDIC, SPACELESS, STOPS, Span, sentence_spans, words_of
 from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
-WORD = re.compile(r"\w+")
+LETTER = rf"(?:[^\W{SPACELESS}]|[{INDIC}])"  # of a script with spaces between words, or a digit
+WORD = re.compile(rf"[{SPACELESS}]{{2}}|{LETTER}+")
 # A place within a word; an apostrophe between letters is part of it.
-WITHIN_WORD = re.compile(r"(?<=\w)(?=['’]?\w)|(?<=\w['’])(?=\w)")
+WITHIN_WORD = re.compile(rf"(?<={LETTER})(?=['’]?{LETTER})|(?<={LETTER}['’])(?={LETTER})")
 ENDING = " \n\t.!?\"'”’)」』）" + STOPS  # may be missing in a quotation of a sentence
 # A list's mark, an option or a term before its text may be missing too.
 LABEL = re.compile(r"(?:[-*•–]|\(?\w{1,3}[.)]|\S+(?: \S+){0,3}(?=\n\s|\t| {2}))\s+")

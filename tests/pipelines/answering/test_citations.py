@@ -97,6 +97,8 @@ LIST = "-n  Do not print the\ntrailing newline.\n\n2. Wait for the\nsecond pump.
         (LIST, "Yes, it may.", []),  # too few words
         ("Yes. " + FOX.replace("row", "ro\xadw"), f"So: {FOX}", [FOX]),
         (".NET runs on pumps.", "So .NET runs on pumps.", [".NET runs on pumps."]),
+        ("法国的首都是巴黎。", "答案是法国的首都是巴黎。", ["法国的首都是巴黎。"]),
+        ("नई दिल्ली।", "नई दिल्ली।", []),
     ],
 )
 def test_a_whole_sentence_is_a_citation(passage: str, answer: str, quoted: list[str]) -> None:
@@ -108,8 +110,8 @@ def test_a_whole_sentence_is_a_citation(passage: str, answer: str, quoted: list[
 
 @pytest.mark.parametrize(
     ("text", "cuts"),
-    [("ab c", [1]), ("don't", [1, 2, 3, 4]), ("é_1", [1, 2])]
-    + [(text, []) for text in ("a 'b'", "'s", "x' y")],
+    [("ab c", [1]), ("don't", [1, 2, 3, 4]), ("é_1", [1, 2]), ("नई", [1])]
+    + [(text, []) for text in ("a 'b'", "'s", "x' y", "巴黎")],
 )
 def test_cuts_within_words(text: str, cuts: list[int]) -> None:
     assert [place for place in range(len(text) + 1) if cuts_word(text, place)] == cuts
