@@ -35,8 +35,14 @@ ENDING = " \n\t.!?\"'”’)」』）" + STOPS  # may be missing in a quotation 
 LABEL = re.compile(r"(?:[-*•–]|\(?\w{1,3}[.)]|\S+(?: \S+){0,3}(?=\n\s|\t| {2}))\s+")
 
 LEAST_SUPPORT = 1.8  # score of a sentence, or of neighbouring ones, that supports an answer
-NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
-NEGATION = re.compile(r"\b(?:not|no|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.I)
+# A number with its sign, or a name that is also a word of grammar, such as that of vitamin A.
+NUMBER = re.compile(r"(?:(?<![\w)])[-±]|\^-)?\d+(?:[.,:/]\d+)*|(?<=\w )[AIST]\b")
+GROUPS = re.compile(r"(?<=\d),(?=\d{3}\b)")  # of digits
+UNIT = re.compile(r"((?<![\w)])-)?([$€£¥%])")
+UNITS = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "%": "percent"}
+NEGATION = re.compile(
+    r"\b(?:not|no(?!\.?\s*\d)|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.I
+)
 NUMBER_OF_PASSAGE = re.compile(r"\[\d+\]")
 SUFFIX = re.compile(r"(?:ing|ed|es|ly|e)$")
 
@@ -208,11 +214,18 @@ def claim_of(answer: str, citations: Iterable[Citation]) -> str:
 
 def says(claim: str, sentence: str, question: str) -> bool:
     """Return whether a sentence has all that a claim adds to a question, in words and numbers."""
+    claim, sentence, question = map(with_units, (claim, sentence, question))
     words = set(words_of(claim)) - set(words_of(question))
     same = bool(NEGATION.search(claim)) == bool(NEGATION.search(sentence))
     numbers = set(NUMBER.findall(claim)) <= set(NUMBER.findall(sentence + " " + question))
     stems = {root(word) for word in words_of(sentence)}
     return bool(words) and same and numbers and {root(word) for word in words} <= stems
+
+
+def with_units(text: str) -> str:
+    """Return a text with words for the signs of units, and numbers in one spelling."""
+    text = GROUPS.sub("", re.sub("[−–]", "-", text))
+    return UNIT.sub(lambda unit: f" {UNITS[unit[2]]} {unit[1] or ''}", text)
 
 
 def root(word: str) -> str:

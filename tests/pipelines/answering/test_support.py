@@ -59,6 +59,16 @@ def test_support_of_an_answer(question: str, script: str, support: str) -> None:
         ("It weighs 1,038 kg", "The pump weighs 38 kg in 1, and 1 kg in 038.", False),
         ("", "The pump weighs 38 kg.", False),
         ("the pump", "The pump weighs 38 kg.", False),  # the question's words alone
+        ("hepatitis A", "It is against hepatitis B.", False),
+        ("A winner is Team T", "The winner is Team T.", True),
+        ("18 degrees", "It has -18 degrees.", False),
+        ("-18 degrees", "It has −18 degrees in no. 5.", True),
+        ("15 kg", "It weighs 10–15 kg.", True),
+        ("10^6 units", "It has 10^-6 units.", False),
+        ("-$2 million", "It costs $2 million.", False),
+        ("$50", "It costs €50.", False),
+        ("50 dollars", "It costs $50.", True),
+        ("1500 euros", "It costs 1,500 €.", True),
     ],
 )
 def test_a_sentence_states_a_claim(claim: str, sentence: str, result: bool) -> None:
