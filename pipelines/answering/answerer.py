@@ -32,7 +32,7 @@ NEW_TOKENS = 160
 PASSAGES = 3  # of a prompt
 JUDGED = 5  # passages whose sentences are ranked
 COPIES = 4  # passages that are searched for each, as some may be copies
-SEARCHES = 6  # at most, each for twice as many passages, as the copies of one may have no end
+SEARCHES = 6  # of a retriever that may have no end, each for twice as many passages
 # Parameters below which a chat model answers better over the best sentence alone (SmolLM2-135M:
 # benchmarks/RESULTS.md).
 SMALL = 500_000_000
@@ -246,7 +246,8 @@ class Answerer(ABC):
 
 def search_unique(retriever: Retriever, question: str, many: int, first: int) -> list[Hit]:
     """Return `many` hits without copies, of the `first` or, where copies fill those, of more."""
-    for k in (first << doubling for doubling in range(SEARCHES)):
+    searches = len(retriever.passages) if isinstance(retriever, PassageIndex) else SEARCHES
+    for k in (first << doubling for doubling in range(searches)):
         hits = search_hits(retriever, question, k)
         results = unique(hits)
         if len(results) >= many or len(hits) < k:
