@@ -2,10 +2,10 @@
 
 Every turn fills the chat template with the whole conversation, and the engine reads only its new
 tokens (`PrefixCache`). Over documents each question adds the passages that are not in the
-conversation yet. A question that the documents do not cover is searched again together with the
-question before it. If that fails too, its prompt has no passages, as it may be about an answer.
-When the context is full, the oldest turns are dropped until a quarter of it is free, so that the
-rest is not read again at every turn.
+conversation yet. A question that the documents do not cover, or of stop words alone, is searched
+again together with the question before it. If that fails too, its prompt has no passages, as it
+may be about an answer. When the context is full, the oldest turns are dropped until a quarter of it
+is free, so that the rest is not read again at every turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ from ragspec.pipelines.answering.docqa import DocQA, PromptSettings
 from ragspec.pipelines.answering.prompt import Prompt, passages_of, placed
 from ragspec.pipelines.answering.template import is_chat
 from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.text import words_of
 
 FREED = 0.25  # share of the context that is free after the oldest turns are dropped
 
@@ -80,9 +81,8 @@ class Conversation(Answerer):
 
     def search(self, question: str, *, refuse: bool = True) -> SearchResult:
         """Return the passages of a turn, known ones too, and why it is refused if it is."""
-        before = self.turns[-1].question if self.turns else None
-        search, extracts = partial(super().search, refuse=refuse), self.template.extracts
-        return search_turn(search, question, before, extracts=extracts)
+        search, earlier = partial(super().search, refuse=refuse), [t.question for t in self.turns]
+        return search_turn(search, question, earlier, extracts=self.template.extracts)
 
     def unasked(self, question: str, result: SearchResult) -> Answer | None:
         """Return the answer without the model, see `Answerer`; add an extract to the turns."""
@@ -150,11 +150,12 @@ class Conversation(Answerer):
 
 
 def search_turn(
-    search: Callable[[str], SearchResult], question: str, before: str | None, *, extracts: bool
+    search: Callable[[str], SearchResult], question: str, earlier: Sequence[str], *, extracts: bool
 ) -> SearchResult:
-    """Return the result of a question after `before`; empty if its prompt has no passages."""
+    """Return the result of a question after others; empty if its prompt has no passages."""
     result = search(question)
-    if result.refused is not None and before is not None:
+    before = next((each for each in reversed(earlier) if words_of(each)), None)
+    if before is not None and (result.refused is not None or not words_of(question)):
         result = search(f"{before}\n{question}")
         result = SearchResult() if result.refused and not extracts else result
     return result

@@ -154,8 +154,8 @@ def _search(body: schema.ChatRequest, question: str, documents: DocQA) -> Search
     if last != "user" or not question.strip():
         return SearchResult()
     earlier = [schema.text_of(turn.content) for turn in body.messages[:-1] if turn.role == "user"]
-    before, extracts = earlier[-1] if earlier else None, documents.template.extracts
-    result = search_turn(documents.search, question, before, extracts=extracts)
+    extracts = documents.template.extracts
+    result = search_turn(documents.search, question, earlier, extracts=extracts)
     return replace(result, hits=documents.read_hits(result))
 
 

@@ -122,6 +122,10 @@ def test_a_follow_up_question_is_searched_with_the_one_before(documents: DocQA) 
     talk.turns = [replace(talk.turns[0], question=question, hits=())]
     result = talk.ask("Zebra?", max_new_tokens=4)
     assert {hit.document.name for hit in result.passages} == {"pets.md", "rules.md"}
+    other = Conversation(engine(), DocQA(PassageIndex.build(DOCUMENTS)), top_k=1)
+    questions = "What does the tree of drafts hold?", "Why?"
+    other.turns = [replace(talk.turns[0], question=each) for each in questions]
+    assert [hit.document.name for hit in other.search("And how?").hits] == ["trees.md"]
 
 
 def test_extracts_are_streamed_and_are_turns(documents: DocQA) -> None:
