@@ -127,15 +127,19 @@ def rounding(queries: Floats) -> NDArray[np.float64]:
 
 
 class Approximate:
-    """An index of faiss over the same vectors: HNSW, a graph.
+    """An approximate index of faiss, HNSW: a graph of the vectors that differ.
 
-    It examines the same vectors for every k up to SEARCHED, so a larger k changes no result.
+    It examines the same vectors for every k up to SEARCHED, so a larger k changes no result. In a
+    graph with copies of a vector, these may have no links but to each other.
     """
 
     kind = HNSW
 
-    def __init__(self, index: Any) -> None:
-        self._index = index
+    def __init__(self, index: Any, vectors: Floats) -> None:
+        copies: dict[int, list[int]] = {}
+        for position, vector in enumerate(vectors):
+            copies.setdefault(hash(vector.tobytes()), []).append(position)
+        self._index, self._copies = index, [*copies.values()]
 
     @classmethod
     def build(cls, vectors: Floats) -> Self:
@@ -143,15 +147,17 @@ class Approximate:
         faiss = _faiss()
         index = faiss.IndexHNSWFlat(vectors.shape[1], HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = HNSW_BUILT
-        index.add(vectors)
-        return cls(index)
+        result = cls(index, vectors)
+        index.add(vectors[[first for first, *_ in result._copies]])
+        return result
 
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
         """Return the positions that the index finds, perhaps fewer than k."""
         most = max(k, SEARCHED)
         options = _faiss().SearchParametersHNSW(efSearch=most)
         _, numbers = self._index.search(queries, min(most, self._index.ntotal), params=options)
-        return [row[row >= 0] for row in numbers]
+        rows = ([n for place in row if place >= 0 for n in self._copies[place]] for row in numbers)
+        return [np.asarray(row, np.int64) for row in rows]
 
     def save(self, path: Path) -> None:
         """Write the index to a file."""
@@ -167,12 +173,14 @@ class Approximate:
             raise StoreError(
                 f"{path.name} cannot be read by faiss ({error}); build the index again."
             ) from error
-        if (index.ntotal, index.d) != vectors.shape:
+        result = cls(index, vectors)
+        expected = len(result._copies), vectors.shape[1]
+        if (index.ntotal, index.d) != expected:
             raise StoreError(
                 f"{path.name} has {index.ntotal} vectors of {index.d} dimensions, expected "
-                f"{vectors.shape[0]} of {vectors.shape[1]}; build the index again."
+                f"{expected[0]} of {expected[1]}; build the index again."
             )
-        return cls(index)
+        return result
 
 
 Nearest = Exact | Approximate
