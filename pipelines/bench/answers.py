@@ -3,6 +3,7 @@
 import json
 import re
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -156,9 +157,15 @@ def measure_answers(
 
 
 def has_answer(text: str, gold: Iterable[str]) -> bool:
-    """Return whether a text holds one of the gold answers, regardless of case and spaces."""
-    plain = " ".join(text.lower().split())
-    return any(" ".join(each.lower().split()) in plain for each in gold)
+    """Return whether a text holds a gold answer, in any case, not within a word or a number."""
+    from ragspec.pipelines.answering.citations import LETTER
+
+    within = rf"(?<={LETTER})(?={LETTER})|(?<=\d[.,])(?=\d{{1,3}}\b)|(?<=\d)(?=[.,]\d)"
+    plain, *golds = (
+        " ".join(unicodedata.normalize("NFC", each).lower().split()) for each in (text, *gold)
+    )
+    end = rf"(?:(?<=[^\W\d_])s)?(?!{within})"  # of a plural, too
+    return any(re.search(rf"(?!{within}){re.escape(each)}{end}", plain) for each in golds)
 
 
 def summary(rows: Sequence[AnswerRow]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ragspec.errors import DocumentError
-from ragspec.pipelines.bench.answers import read_questions
+from ragspec.pipelines.bench.answers import has_answer, read_questions
 from ragspec.pipelines.cli.app import main
 from tests.support import tiny
 
@@ -38,6 +38,17 @@ def test_answers_are_measured_and_saved(tmp_path: Path, capsys: pytest.CaptureFi
     assert "refused, has none" in capsys.readouterr().out
     text, gold = page.read_text(), "<bdi>TOO  low</bdi> or <bdi>weak</bdi>"
     assert TEXT in text and "<b>the" not in text and gold in text
+
+
+@pytest.mark.parametrize("text", ["5 m.", "第5章", "on 1.12.5000", "CAFÉS", "café's", "(c++)"])
+def test_a_text_holds_a_gold_answer(text: str) -> None:
+    assert has_answer(text, ["5", "5000", "cafe\u0301", "C++"])
+    assert not has_answer(text, ["500", "0", "af", "+c"])
+
+
+@pytest.mark.parametrize("text", ["50 m", "0.5 m", "5,000 m", "x5", "दिल्ली"])
+def test_a_part_of_a_word_or_a_number_is_no_gold_answer(text: str) -> None:
+    assert not has_answer(text, ["5", "0", "000", "x", "दिल"])
 
 
 @pytest.mark.parametrize(
