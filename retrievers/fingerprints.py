@@ -8,15 +8,21 @@ request (`Drafter.fits`).
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ragspec.errors import InputError, StoreError
 from ragspec.types import Tokenizer
 
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+
 SAMPLED = 64
+# Fields of a configuration that change no logits, or only their rounding.
+NEUTRAL = re.compile(r"_.*|.*dtype|transformers_version|use_cache|return_dict|output_.*|.*token_id")
 
 
 def tokenizer_fingerprint(tokenizer: "Tokenizer") -> str:
@@ -35,7 +41,7 @@ def tokenizer_fingerprint(tokenizer: "Tokenizer") -> str:
 
 
 def model_fingerprint(model: torch.nn.Module) -> str:
-    """Return the SHA-256 of a model's shapes and of 64 values of every weight.
+    """Return the SHA-256 of a model's shapes and of 64 values of every weight and saved buffer.
 
     For `same_print` a checkpoint loaded in another dtype, or on another device, is the same model;
     a fine-tuned copy is not. Values are rounded to bfloat16, once directly and once through
@@ -43,7 +49,9 @@ def model_fingerprint(model: torch.nn.Module) -> str:
     bfloat16 of one float32 checkpoint share neither, and count as two models.
     """
     direct, halved = hashlib.sha256(), hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
+    saved = model.state_dict().keys()  # quantized weights are buffers
+    buffers = (pair for pair in model.named_buffers() if pair[0] in saved)
+    for name, weight in sorted([*model.named_parameters(), *buffers], key=lambda pair: pair[0]):
         flat = weight.detach().reshape(-1)
         count = max(1, min(SAMPLED, flat.numel()))
         places = torch.arange(count)[: flat.numel()] * flat.numel() // count
@@ -81,13 +89,24 @@ def prints_of(model: object, tokenizer: "Tokenizer | None") -> dict[str, str]:
     return prints
 
 
+def prints_of_engine(engine: "Engine") -> dict[str, str]:
+    """Return the fingerprints on which states depend: also that of the model's configuration."""
+    fields = json.loads(
+        engine.model.config.to_json_string(use_diff=False),
+        object_pairs_hook=lambda pairs: sorted(p for p in pairs if not NEUTRAL.fullmatch(p[0])),
+    )
+    config = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+    return prints_of(engine.model, engine.tokenizer) | {"config": config}
+
+
 def check_prints(what: str, prints: Mapping[str, str | None], expected: Mapping[str, str]) -> None:
     """Raise StoreError if a store was made with another model or tokenizer than the expected one.
 
-    A store without a fingerprint, such as a corpus that no model wrote, fits all.
+    A store without a fingerprint, such as a corpus that no model wrote, fits all, unless a
+    configuration is expected.
     """
     for name, value in expected.items():
-        mark = prints.get(name)
+        mark = prints.get(name) or ("none" if name == "config" else None)
         if mark and not same_print(mark, value):
             raise StoreError(
                 f"{what} was made with another {name} (fingerprint {mark[:12]}, expected "

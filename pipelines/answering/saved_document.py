@@ -12,7 +12,7 @@ from pathlib import Path
 from ragspec.engine.engine import Engine
 from ragspec.errors import StoreError
 from ragspec.pipelines.answering.template import PromptTemplate
-from ragspec.retrievers.fingerprints import check_prints, prints_of
+from ragspec.retrievers.fingerprints import check_prints, prints_of_engine
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import read_document as parse_document
 from ragspec.storage.manifest import Contents
@@ -62,7 +62,7 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
             "name": saved.document.name,
             "prompt_tokens": len(saved.tokens),
         }
-        return Contents(parameters, prints_of(engine.model, engine.tokenizer))
+        return Contents(parameters, prints_of_engine(engine))
 
     publish(Path(path), KIND, fill)
 
@@ -73,7 +73,7 @@ def open_document(path: Path, engine: Engine) -> SavedDocument:
 
     store = open_store(path, KIND, verify="full")
     what = f"the saved document {path}"
-    check_prints(what, store.manifest.fingerprints, prints_of(engine.model, engine.tokenizer))
+    check_prints(what, store.manifest.fingerprints, prints_of_engine(engine))
     dtype = engine.target.dtype
     if store.manifest.parameters.get("dtype") != str(dtype):
         raise StoreError(

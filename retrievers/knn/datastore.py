@@ -21,7 +21,7 @@ from ragspec.engine.request import expect_engine
 from ragspec.errors import DocumentError, InputError, StoreError
 from ragspec.needs import LAST
 from ragspec.retrievers.corpus.catalogue import ProgressCallback, Texts, tokenized
-from ragspec.retrievers.fingerprints import check_prints, prints_of
+from ragspec.retrievers.fingerprints import check_prints, prints_of_engine
 from ragspec.retrievers.indexes.segment import mapped
 from ragspec.retrievers.indexes.suffix_array import TokenRow, checked
 from ragspec.retrievers.search.nearest import Exact, Floats, Numbers
@@ -135,7 +135,7 @@ class Datastore:
                 raise DocumentError(
                     "the texts hold no two tokens in a row; no datastore was written. Name texts."
                 )
-            return Contents(facts, prints_of(engine.model, engine.tokenizer))
+            return Contents(facts, prints_of_engine(engine))
 
         publish(expect_path(out, "the datastore"), KIND, fill)
         return cls.open(out, verify="size")
@@ -179,8 +179,8 @@ class Datastore:
 
     def check(self, engine: Engine) -> None:
         """Raise StoreError if the datastore was made with another model or tokenizer."""
-        expected = prints_of(engine.model, engine.tokenizer)
-        check_prints(f"the datastore {self.path}", self._store.manifest.fingerprints, expected)
+        prints = self._store.manifest.fingerprints
+        check_prints(f"the datastore {self.path}", prints, prints_of_engine(engine))
 
     def info(self) -> dict[str, object]:
         """Return sizes and fingerprints as JSON types."""

@@ -178,6 +178,8 @@ def test_an_engine_over_another_model_is_refused(saved: Path) -> None:
 def test_a_saved_document_of_another_model_is_refused(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another model"):
         LongDocument.open(saved, engine(seed=3))
+    with pytest.raises(StoreError, match="another config"):
+        LongDocument.open(saved, engine(rms_norm_eps=0.5))
     other = copy.deepcopy(tiny.model(dtype=torch.float64)).to(torch.float32)
     with pytest.raises(StoreError, match=r"holds numbers of torch.float64.*float32"):
         LongDocument.open(saved, Engine(other, tiny.tokenizer(), None))
