@@ -1,6 +1,6 @@
 """The command line. Commands import models and documents only when they need them."""
 
-import errno
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option, Typer
 from typer.core import TyperGroup
 
 from ragspec import __version__
-from ragspec.errors import RagspecError
+from ragspec.errors import InputError, RagspecError
 from ragspec.pipelines.bench.cli import app as bench_app
 from ragspec.pipelines.cli import datastore, index, models, store
 from ragspec.pipelines.cli.ask import ask, ask_iterative, ask_long
@@ -45,11 +45,6 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             Terminal().note("\ninterrupted")
             raise Exit(INTERRUPTED) from None
-        except OSError as error:  # a full disk, a closed pipe (typer ends quietly on that one)
-            if ctx.params.get("debug") or error.errno == errno.EPIPE:
-                raise
-            Terminal().error(f"the system refused: {error}; --debug shows where.")
-            raise Exit(1) from error
 
 
 app = Typer(
@@ -78,6 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--debug" in words[:end]:
         words = ["--debug", *(word for word in words[:end] if word != "--debug"), *words[end:]]
     sys.stdin = sys.stdin or StringIO()  # None if the caller closed it
+    sys.stdout, sys.stderr = (
+        each or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+        for each in (sys.stdout, sys.stderr)
+    )
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?"
             stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "replace")
@@ -86,6 +85,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(args=words, prog_name="ragspec")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except OSError as error:  # a full disk; typer ends quietly if a pipe is closed
+        if words[:1] == ["--debug"]:
+            raise
+        if isinstance(error, PermissionError) and error.filename:
+            Terminal().error(
+                f"Expected a path that this user may use, got {error.filename} "
+                f"({error.strerror}). Change its permissions."
+            )
+            return InputError.exit_code
+        Terminal().error(f"the system refused: {error}; --debug shows where.")
+        return 1
     return 0
 
 

@@ -1,6 +1,7 @@
 """Checks of models, adapters and devices by files and names, before torch and again at loading."""
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from importlib.metadata import entry_points, version
@@ -248,10 +249,11 @@ def check_tensors(path: Path) -> None:
     try:
         if path.suffix == ".safetensors" and path.is_file():
             safe_open(path, "np")
-    except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"{path} is damaged ({error}); expected a file of safetensors. Copy it again."
-        ) from error
+    except (OSError, SafetensorError) as error:  # an unreadable one is "No such file" there
+        reason, remedy = f"is damaged ({error})", "Copy it again"
+        if not os.access(path, os.R_OK):
+            reason, remedy = "cannot be read (Permission denied)", "Change its permissions"
+        raise ModelError(f"{path} {reason}; expected a file of safetensors. {remedy}.") from error
 
 
 def read_config(path: Path, name: str = "") -> dict[str, Any]:

@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.generate import GenerateOptions
 from ragspec.pipelines.cli.show import INTERRUPTED
 from ragspec.pipelines.console.options import EngineOptions
+from ragspec.pipelines.console.terminal import Terminal
 from ragspec.reports.trace import read_trace
 from tests.support import tiny
 from tests.support.command_line import Capture, output_of, run
@@ -102,6 +104,19 @@ def test_an_error_of_the_system_is_one_line(
     assert "the system refused: [Errno 28] No space left" in err
     with pytest.raises(OSError, match="No space"):
         main(["--debug", *arguments])
+    locked = PermissionError(errno.EACCES, "Permission denied", "a/b")
+    monkeypatch.setattr(show, "show", Mock(side_effect=locked))
+    err = output_of(capsys, *arguments, code=2).err
+    assert "that this user may use, got a/b (Permission denied). Change" in err
+    monkeypatch.setattr(Terminal, "line", full_disk)
+    assert "the system refused" in output_of(capsys, "--version", code=1).err
+
+
+def test_a_closed_standard_error_receives_the_messages(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    assert output_of(capsys, "report", "absent.jsonl", code=2).out == ""
 
 
 @pytest.mark.parametrize("drafter", ["rasd", "fused", "model", "context"])

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,10 +42,13 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [20, 100, -50])
-def test_cut_weights_are_refused(size: int, saved: Path) -> None:
+def test_cut_weights_are_refused(size: int, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = saved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:size])
     with pytest.raises(errors.ModelError, match="is damaged"):
+        load_model(saved)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(errors.ModelError, match=r"Permission denied.*Change its permissions"):
         load_model(saved)
 
 
