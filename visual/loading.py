@@ -9,6 +9,7 @@ it; the benchmark of images writes it (`--tune`).
 """
 
 import json
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -83,7 +84,7 @@ def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
     Raises:
         MissingModelError: Nothing has the name; the message says what was tried.
     """
-    root = BUNDLED / str(name) if str(name) in SETS else Path(name).expanduser()
+    root = BUNDLED / str(name) if str(name) in SETS else Path(os.path.expanduser(name))
     if root.is_file():
         return ImageFolder(str(name), root)
     if not is_model(root) and not is_model(root / "target"):
@@ -106,7 +107,7 @@ def find_draft(drafter: str | Path, folder: ImageFolder | None) -> Path:
     Args:
         drafter: Its path, or "model" or "head" for the one beside the target.
     """
-    text, path = str(drafter), Path(drafter).expanduser()
+    text, path = str(drafter), Path(os.path.expanduser(drafter))
     if text in NAMES:
         place = None if folder is None else folder.draft if text == MODEL else folder.head
         if place is None:

@@ -1,5 +1,6 @@
 """`ragspec models`: list the models with a name, and download those of pip's registry."""
 
+import os
 import shutil
 from contextlib import suppress
 from math import prod
@@ -60,7 +61,7 @@ def remove(
     """
     terminal = Terminal()
     there = [(each["removable"], each["folder"]) for each in known_models() if "removable" in each]
-    names = {name, str(Path(name).expanduser().resolve())}
+    names = {name, str(Path(os.path.expanduser(name)).resolve())}
     if not (folders := [Path(folder) for known, folder in there if known in names]):
         raise UnknownNameError(unknown("model to remove", name, [known for known, _ in there]))
     for folder in folders:

@@ -57,7 +57,7 @@ def filled_path(text: str) -> Path:
 def check_paths(*paths: Path) -> None:
     """Raise DocumentError if a path leads nowhere."""
     for path in paths:
-        if not path.expanduser().exists():
+        if not Path(os.path.expanduser(path)).exists():
             raise DocumentError(f"{path} is missing; check the path.")
 
 
@@ -111,8 +111,8 @@ def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> Non
     if "none" in names[1:] or names[:1] == ["none"] != names:
         raise InputError(f"got drafters {','.join(names)}; expected none by itself. Leave it out.")
     for name in names:
-        if name and name not in choices and Path(name).expanduser().is_dir():
-            check_head_files(Path(name).expanduser())
+        if name and name not in choices and Path(os.path.expanduser(name)).is_dir():
+            check_head_files(Path(os.path.expanduser(name)))
         elif name not in choices and ("/" in name or "\\" in name):
             raise MissingModelError(
                 f"{name} is no folder; expected that of a head, as `ragspec train-head` writes it."

@@ -6,6 +6,7 @@ the hub. Weights are safetensors, or one GGUF file that the name points to.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -104,7 +105,7 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
         MissingModelError: No place has the model. The message lists each one.
     """
     text = str(name)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if path.is_file() and path.suffix == GGUF:
         return ResolvedModel(text, path.absolute().parent, ModelOrigin.PATH, path.name)
     is_path = isinstance(name, Path) or text.endswith(GGUF) or path.is_absolute()
@@ -180,7 +181,7 @@ def _places(name: str, is_path: bool, offline: bool) -> Iterator[_Place]:
         bundled = BUNDLED.get(name)
         note = f"{bundled} is missing" if bundled else f"not one of {', '.join(sorted(BUNDLED))}"
         yield ModelOrigin.BUNDLED, bundled, note
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     state = "holds no config.json or modules.json" if folder.is_dir() else "does not exist"
     if folder.is_file():
         state = f"is a file whose name does not end in {GGUF}"
@@ -210,7 +211,7 @@ def _snapshot(name: str, local: bool) -> tuple[Path | None, str]:
 
     try:
         path = snapshot_download(name, allow_patterns=list(_PATTERNS), local_files_only=local)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         return None, "not in the Hugging Face cache" if local else reason
     missing = missing_files(folder := Path(path))

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -113,8 +115,22 @@ def writer_lock(root: Path, wait: float = 0.0) -> Iterator[None]:
 def cache_directory() -> Path:
     """Return the user's cache folder: $XDG_CACHE_HOME/ragspec or the platform's equivalent.
 
-    Only this function of the core reads the environment. All others take a directory.
+    A user without a home folder has a private one among the temporary files. Only this function of
+    the core reads the environment. All others take a directory.
+
+    Raises:
+        InputError: Another user made or may change that folder.
     """
     from platformdirs import user_cache_path
 
-    return user_cache_path("ragspec", appauthor=False)
+    try:
+        return user_cache_path("ragspec", appauthor=False)
+    except RuntimeError:
+        folder = Path(tempfile.gettempdir(), f"ragspec-{os.getuid()}")
+    folder.mkdir(0o700, exist_ok=True)
+    state = folder.lstat()  # a link would lead to a folder of others
+    if state.st_uid != os.getuid() or not stat.S_ISDIR(state.st_mode) or state.st_mode & 0o077:
+        raise InputError(
+            f"Expected a private folder of this user, got {folder}. Set XDG_CACHE_HOME to another."
+        )
+    return folder

@@ -3,13 +3,15 @@ import json
 import os
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.errors import StoreError
-from ragspec.storage.filesystem import read_file, unreadable, writer_lock
+from ragspec.errors import InputError, MissingModelError, StoreError
+from ragspec.models.resolve import resolve_model
+from ragspec.storage.filesystem import cache_directory, read_file, unreadable, writer_lock
 from ragspec.storage.manifest import FileRecord, Manifest, check_file, sha256_file
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
@@ -103,3 +105,24 @@ def test_a_file_that_disappears_is_missing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("ragspec.storage.manifest.sha256_file", overtaken)
     with pytest.raises(StoreError, match="missing"):
         check_file(tmp_path, "a", record, "full")
+
+
+@posix
+def test_a_user_without_a_home_has_a_private_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platformdirs.user_cache_path", Mock(side_effect=RuntimeError))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = cache_directory()
+    assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
+    assert cache_directory() == folder
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="private folder of this user"):
+        cache_directory()
+    folder.unlink()
+    folder.mkdir(0o755)
+    with pytest.raises(InputError, match="private folder of this user"):
+        cache_directory()
+    with pytest.raises(MissingModelError, match="~nobody-here/m does not exist"):
+        resolve_model("~nobody-here/m")
