@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -59,20 +60,32 @@ def read_input(path: Path, what: str) -> str:
 
 
 def write_output(path: Path, what: str, text: str) -> None:
-    """Write a file that the user named, or none; raise InputError if it cannot be written.
+    """Write a file that the user named; raise InputError and leave an earlier one if that fails.
 
     Characters that UTF-8 cannot hold become "?".
     """
+    file = Path(os.path.realpath(path))  # a link stays
+    part = file.with_name(f"{file.name}.part")
+    old, beside = os.path.isfile(path), os.access(file.parent, os.W_OK)
+    if os.path.exists(path) and not (old and beside):  # a pipe, a device, a folder of others
+        file = part = path
     try:
-        path.write_text(text, encoding="utf-8", errors="replace")
+        if old:
+            path.open("ab").close()  # refused for a protected file, which could be replaced
+        part.write_text(text, encoding="utf-8", errors="replace")
+        if part != file:
+            if old:
+                shutil.copymode(file, part)
+            os.replace(part, file)
     except OSError as error:
-        with suppress(OSError):  # half a file would pass for a whole one
-            if path.is_file() and not isinstance(error, PermissionError):
-                path.unlink()
         raise InputError(
             f"{what} cannot be written to {str(path)!r} ({error.strerror}); expected a file in an "
             "existing, writable folder on a disk with room. Choose another path."
         ) from error
+    finally:
+        if part != file:
+            with suppress(OSError):
+                part.unlink()
 
 
 def sync(path: Path) -> None:

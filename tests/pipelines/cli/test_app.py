@@ -168,9 +168,19 @@ def test_a_full_disk_costs_the_trace_and_not_the_answer(
     if full.exists():
         assert "'/dev/full'" in output_of(capsys, *run, full, code=2).err
         assert full.exists()
+    (link := tmp_path / "link").symlink_to(path)
+    output_of(capsys, *run, link)
+    path.chmod(0o640)
     output_of(capsys, *run, path)
-    assert path.read_bytes()
-    monkeypatch.setattr(Path, "write_text", full_disk)
-    out, err = output_of(capsys, *run, path, code=2)
+    earlier = path.read_bytes()
+    assert link.is_symlink() and earlier and path.stat().st_mode & 0o777 == 0o640
+
+    def fill(file: Path, text: str, **options: str) -> None:
+        file.write_bytes(b"{")
+        full_disk()
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    out, err = output_of(capsys, *run, link, code=2)
     assert json.loads(out)["report"]["tokens"] == 3
-    assert "No space left" in err and not path.exists()
+    assert "No space left" in err and link.read_bytes() == earlier
+    assert {*tmp_path.iterdir()} == {link, path}
