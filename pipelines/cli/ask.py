@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.answering.template import EXTRACT, expect_question, find_template, suited
 from ragspec.pipelines.cli import show
 from ragspec.pipelines.console import checks
@@ -195,7 +195,8 @@ class LongOptions:
         if self.prompt is not None:
             find_template(self.prompt, self.system)
         if self.save_cache is not None:  # before the document is read, which takes long
-            checks.check_new_store(self.save_cache, "saved document")
+            check = checks.check_store if self.saved else checks.check_new_store
+            check(self.save_cache, "saved document")
         if self.saved and (self.doc or self.token_range or self.prompt or self.system):
             raise InputError(
                 f"{self.save_cache} holds a saved document; expected it without --doc, "
@@ -226,7 +227,7 @@ def ask_long(options: LongOptions) -> None:
         engine, transform = _load(options)
     if transform is not None:
         arguments["transform"] = transform
-    document = _open_document(engine, options, source, terminal)
+    document, failure = _open_document(engine, options, source, terminal)
     if text.output.compare:  # warm up: the first question copies the keys
         document.ask(question, stream=show.discard, max_new_tokens=1, **arguments)
 
@@ -234,6 +235,8 @@ def ask_long(options: LongOptions) -> None:
         return document.over(engine) if plain else document
 
     ask_and_show(options, engine, over, arguments, terminal)
+    if failure is not None:
+        raise failure
 
 
 def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
@@ -262,14 +265,14 @@ def _load(long: LongOptions) -> tuple[Engine, Transform | None]:
 
 def _open_document(
     engine: Engine, long: LongOptions, source: Document | None, terminal: Terminal
-) -> LongDocument:
-    """Open a saved document, or read one and save it if --save-cache names a folder."""
+) -> tuple[LongDocument, StoreError | None]:
+    """Open a saved document, or read one and save it; also return why that failed."""
     from ragspec.pipelines.answering.long_document import LongDocument
 
     if source is None:
         assert long.save_cache is not None
         with terminal.working("opening the saved document"):
-            return LongDocument.open(long.save_cache, engine)
+            return LongDocument.open(long.save_cache, engine), None
     with terminal.prefill_progress() as on_read:
         document = LongDocument.open(
             source,
@@ -279,8 +282,11 @@ def _open_document(
             on_read=on_read,
         )
     if long.save_cache is not None:
-        with terminal.working("saving it"):
-            document.save(long.save_cache)
+        try:
+            with terminal.working("saving it"):
+                document.save(long.save_cache)
+        except StoreError as error:  # which must not cost the answer
+            return document, error
         size = f"{document.tokens:,} tokens, {document.bytes / 1e6:,.0f} MB"
         terminal.note(f"saved in {long.save_cache}: {size}")
-    return document
+    return document, None

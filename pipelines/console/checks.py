@@ -10,6 +10,7 @@ from ragspec import registry
 from ragspec.errors import DocumentError, InputError, MissingModelError, UnsupportedModelError
 from ragspec.models.checks import check_head_files, check_language_model, check_tokenizer
 from ragspec.models.resolve import resolve_model
+from ragspec.storage.filesystem import check_folder
 from ragspec.storage.store import check_writable, expect_none, read_current
 
 SOURCES = MappingProxyType({"store": "--store or --set history=", "draft model": "--draft-model"})
@@ -68,7 +69,8 @@ def check_store(path: Path | None, kind: str) -> None:
 
 
 def check_new_store(path: Path, kind: str, *, replace: bool = True) -> None:
-    """Raise StoreError if a folder holds other files or another kind, InputError to keep one."""
+    """Raise StoreError if a folder cannot hold a new store, InputError to keep an old one."""
+    check_folder(path)
     if path.exists():
         check_writable(path, kind)
     if not replace:

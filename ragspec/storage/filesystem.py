@@ -88,6 +88,15 @@ def write_output(path: Path, what: str, text: str) -> None:
                 part.unlink()
 
 
+def check_folder(folder: Path) -> None:
+    """Raise StoreError if a folder, or the nearest one above it that exists, is not writable."""
+    nearest = next(filter(Path.is_dir, (folder.absolute(), *folder.absolute().parents)))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise StoreError(
+            f"Expected a folder that this user may write, got {nearest}. Name another for {folder}."
+        )
+
+
 def sync(path: Path) -> None:
     """Flush a file or a folder to disk. Windows cannot flush folders: they are skipped."""
     if path.is_dir() and sys.platform == "win32":

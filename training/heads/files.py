@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 
 from ragspec.errors import InputError, ModelError, StoreError
 from ragspec.models.checks import CONFIG, check_head_files
-from ragspec.storage.filesystem import LOCK, writer_lock
+from ragspec.storage.filesystem import LOCK, check_folder, writer_lock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,10 +21,13 @@ CHECKPOINT, PART = "training.pt", ".training.part"
 def check_out(out: Path, *, resume: bool = False, replace: bool = True) -> None:
     """Raise InputError if a folder holds other files than a head, or an interrupted training.
 
+    It raises StoreError if the folder cannot be written.
+
     Args:
         resume: Expect an interrupted training, and raise StoreError without one.
         replace: Allow a head, which the training will replace.
     """
+    check_folder(out)
     if (out / CHECKPOINT).is_file():
         if not resume:
             raise InputError(

@@ -184,3 +184,13 @@ def test_a_full_disk_costs_the_trace_and_not_the_answer(
     assert json.loads(out)["report"]["tokens"] == 3
     assert "No space left" in err and link.read_bytes() == earlier
     assert {*tmp_path.iterdir()} == {link, path}
+
+
+@pytest.mark.parametrize("command", ["ask-long Q --doc F --save-cache", "train-head --data F -o"])
+def test_a_folder_of_others_is_refused_at_once(
+    command: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("A tree.")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    words = command.replace("F", str(tmp_path / "a")).split()
+    assert f"may write, got {tmp_path}." in output_of(capsys, *words, tmp_path / "b/c", code=8).err

@@ -12,6 +12,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.support import tiny
 from tests.support.command_line import Capture, output_of, run
+from tests.support.damage import full_disk
 from tests.support.toy_embedder import make_embedder
 
 PAGES = {
@@ -260,10 +261,14 @@ def test_a_draft_model_for_rapid(model: str, report: str, tmp_path: Path, capsys
 
 
 def test_a_saved_document_is_not_replaced(
-    model: str, report: str, tmp_path: Path, capsys: Capture
+    model: str, report: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["ask-long", "What?", "--model", model, "--max-new-tokens", "5", "--doc", report]
     command += ["--save-cache", str(tmp_path / "cache")]
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save_file", full_disk)
+        answer, err = output_of(capsys, *command, code=8)
+        assert "No space left" in err
     out, err = output_of(capsys, *command)
-    assert out.strip() and "saved in" in err
+    assert out == answer and out.strip() and "saved in" in err
     assert "holds a saved document" in output_of(capsys, *command, code=2).err
