@@ -122,6 +122,12 @@ def clean(text: str) -> str:
     return CONTROL.sub(" ", text.encode("utf-8", "replace").decode("utf-8"))
 
 
+def clean_path(path: str) -> str:
+    """Return a path in UTF-8 without controls; escapes keep different paths different."""
+    name = path.encode("utf-8", "backslashreplace").decode("utf-8")
+    return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", name)
+
+
 def _decoded(data: bytes, has_controls: bool) -> tuple[str, str]:
     """Return the text of a file, and the codec if it is a guess."""
     for marks, marked in MARKS:

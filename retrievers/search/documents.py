@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ragspec.errors import DocumentError, InputError, MissingExtraError, StoreError
-from ragspec.retrievers.formats.encodings import clean
+from ragspec.retrievers.formats.encodings import clean, clean_path
 from ragspec.retrievers.formats.readers import MAX_BYTES, check_format, extract_text
 from ragspec.storage.store import is_store, read_current
 
@@ -27,7 +27,7 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 class Document:
     """One text that can be searched and cited.
 
-    All text of a loaded document is valid UTF-8: a file name that is not has "?" for foreign bytes.
+    All text of a loaded document is valid UTF-8: a file name that is not has escapes in it.
 
     Attributes:
         name: Unique in a collection: the path inside the folder that was read.
@@ -150,7 +150,7 @@ def load_folder(
         except Exception as error:  # no single file stops a folder, whatever its reader does
             is_ours = isinstance(error, DocumentError | MissingExtraError)
             reason = str(error) if is_ours else f"cannot be read ({error!r})"
-            skipped.append(Skipped(clean(str(path)), clean(reason.removeprefix(f"{path} "))))
+            skipped.append(Skipped(clean_path(str(path)), clean(reason.removeprefix(f"{path} "))))
     if not documents and len(new) == len(files):
         first = " (it holds no file)"
         if skipped:
@@ -219,14 +219,16 @@ def load_document(
     path = Path(path)
     data = read_bytes(path)
     digest = hashlib.sha256(data).hexdigest()
-    before = known.get(clean(str(path)))
+    before = known.get(clean_path(str(path)))
     if before is not None and before.digest == digest:
-        return replace(before, name=clean(name or path.name))
+        return replace(before, name=clean_path(name or path.name))
     extract = extract_text(path, data)
     if not extract.text.strip():
         raise DocumentError(f"{path} holds no text.")
     fields = asdict(replace(extract, title=extract.title or clean(path.name)))
-    return Document(clean(name or path.name), path=clean(str(path)), digest=digest, **fields)
+    return Document(
+        clean_path(name or path.name), path=clean_path(str(path)), digest=digest, **fields
+    )
 
 
 def read_bytes(path: Path) -> bytes:

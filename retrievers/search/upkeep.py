@@ -6,7 +6,6 @@ new passages are embedded.
 """
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ import numpy as np
 
 from ragspec.errors import DocumentError, InputError, pluralize
 from ragspec.registry import did_you_mean
-from ragspec.retrievers.formats.encodings import clean
+from ragspec.retrievers.formats.encodings import clean_path
 from ragspec.retrievers.search import documents as files
 from ragspec.retrievers.search.dense import EmbedderSpec
 from ragspec.retrievers.search.nearest import FLAT
@@ -84,9 +83,11 @@ def add(
         read = {_place(document) for document in loaded.documents}
         stay = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
-        removed = [each for each in origin.removed if not _within(each, map(clean, new))]
+        removed = [each for each in origin.removed if not _within(each, map(clean_path, new))]
         paths = list(dict.fromkeys((*origin.paths, *new)))
-        paths = [e for e in paths if _within(clean(e), removed) or not _within(e, {*paths} - {e})]
+        paths = [
+            e for e in paths if _within(clean_path(e), removed) or not _within(e, {*paths} - {e})
+        ]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
         documents = [*stay, *_as_before(index, loaded.documents)]
         return IndexPlan(files.with_unique_names(documents), origin, loaded.skipped)
@@ -121,9 +122,9 @@ def remove(
         paths = tuple(each for each in index.origin.paths if not _within(each, folders))
         places = [_place(each) for each in index.documents if each.name in gone and each.path]
         above = {str(parent) for each in places for parent in Path(each).parents}
-        places += [each for each in map(clean, folders) if each in above]
+        places += [each for each in map(clean_path, folders) if each in above]
         every = dict.fromkeys((*index.origin.removed, *places))
-        removed = tuple(each for each in every if _within(each, map(clean, paths)))
+        removed = tuple(each for each in every if _within(each, map(clean_path, paths)))
         return IndexPlan(stay, replace(index.origin, paths=paths, removed=removed))
 
     return _change(path, plan, embedder, on_progress)
@@ -157,8 +158,7 @@ def refresh(
             except DocumentError as error:
                 missing.append(files.Skipped(path, str(error).removeprefix(f"{path} ")))
                 continue
-            # One load may have several documents of a place, if foreign names look alike.
-            root = clean(path)  # which may be in a removed folder, if it was added again
+            root = clean_path(path)  # which may be in a removed folder, if it was added again
             gone = {each for each in origin.removed if root == each or not _within(root, [each])}
             new = [each for each in loaded.documents if _place(each) not in places]
             new = [e for e in new if _place(e) in before or not _within(_place(e), gone)]
@@ -168,7 +168,9 @@ def refresh(
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
         closed = [each for each in skipped if not each.reason.startswith("holds no text")]
-        lost = {clean(each.path) for each in (*missing, *closed)}  # as the documents' paths are
+        lost = {
+            clean_path(each.path) for each in (*missing, *closed)
+        }  # as the documents' paths are
         stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
         documents = files.with_unique_names([*stay, *_as_before(index, read)])
         return IndexPlan(documents, origin, skipped, missing)
@@ -252,12 +254,8 @@ def _known(index: PassageIndex) -> dict[str, files.Document]:
 
 
 def _as_before(index: PassageIndex, documents: Iterable[files.Document]) -> list[files.Document]:
-    """Return documents with the names that the index has for their files, if any.
-
-    Files whose foreign names are equal when written as UTF-8 are named again.
-    """
-    alike = Counter(_place(each) for each in index.documents)
-    names = {_place(each): each.name for each in index.documents if alike[_place(each)] == 1}
+    """Return documents with the names that the index has for their files, if any."""
+    names = {_place(each): each.name for each in index.documents}
     return [replace(each, name=names.get(_place(each), each.name)) for each in documents]
 
 
@@ -268,7 +266,7 @@ def _within(path: str, folders: Iterable[str]) -> bool:
 def _named(index: PassageIndex, name: str) -> list[str]:
     """Return the names of the documents that a name, a file or a folder stands for."""
     names = [each.name for each in index.documents]
-    place, name = clean(os.path.abspath(name)), clean(name)
+    place, name = clean_path(os.path.abspath(name)), clean_path(name)
     if name in names:
         return [name]
     within = [each.name for each in index.documents if each.path and _within(_place(each), [place])]

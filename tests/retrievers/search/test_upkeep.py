@@ -275,8 +275,12 @@ def test_files_whose_names_are_no_utf_8_are_refreshed_separately(
     assert not refresh(index)
     (folder / "more.txt").write_text("A train.")
     assert refresh(index).added == ("more.txt",)
-    texts = {each.text for each in PassageIndex.open(index).documents}
-    assert texts == {"A cat.", "A dog.", "A train."}
+    texts = {each.text: each.name for each in PassageIndex.open(index).documents}
+    assert texts.keys() == {"A cat.", "A dog.", "A train."}
+    cat = os.fsdecode(bytes(folder) + b"/caf\xe9.txt")
+    assert remove(index, cat).removed == (texts["A cat."],) and not refresh(index)
+    assert remove(index, texts["A dog."]).removed == (texts["A dog."],) and not refresh(index)
+    assert add(index, cat).added == (texts["A cat."],) and not refresh(index)
     foreign = folder.rename(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
     index = built([foreign, embedder / "tokenizer.json"], tmp_path / "b", embedder)
     assert remove(index, foreign / "more.txt").removed == ("more.txt",) and not refresh(index)
