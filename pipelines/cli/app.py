@@ -88,14 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk; typer ends quietly if a pipe is closed
         if words[:1] == ["--debug"]:
             raise
-        if isinstance(error, PermissionError) and error.filename:
-            Terminal().error(
-                f"Expected a path that this user may use, got {error.filename} "
-                f"({error.strerror}). Change its permissions."
-            )
-            return InputError.exit_code
-        Terminal().error(f"the system refused: {error}; --debug shows where.")
-        return 1
+        path = isinstance(error, PermissionError) and error.filename
+        denied = f"Expected a path that this user may use, got {path}. Change its permissions."
+        Terminal().error(denied if path else f"the system refused: {error}; --debug shows where.")
+        return InputError.exit_code if path else 1
     return 0
 
 

@@ -5,7 +5,6 @@ The PNG text "ragspec" of every image has the settings that determine it. No fil
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -21,7 +20,7 @@ from ragspec.pipelines.console.records import argument, option, split_drafters, 
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import entries, expect_known, names
 from ragspec.sampling.settings import fresh_seed
-from ragspec.storage.filesystem import write_output
+from ragspec.storage.filesystem import check_folder, write_output
 from ragspec.visual import checks as visual
 from ragspec.visual.loading import check_drafts, class_labels, find_folder, read_kind
 
@@ -98,6 +97,7 @@ class DrawOptions:
             visual.check_setting("guidance_scale", self.guidance)
         if self.family is not None:
             expect_known("family", [self.family], names("family"))
+        check_folder(self.out)
         if self.json is not None and (self.json.parent != self.out or self.json.exists()):
             checks.check_output(self.json, checks.JSON)
         self._check_model()
@@ -203,7 +203,7 @@ def draw(options: DrawOptions) -> None:
     if names := pipe.class_names:
         classes = [names[pipe.family.label_of(each)] for each in options.classes]
         options = replace(options, classes=classes)
-    _make_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
     pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
     seed = fresh_seed() if options.seed is None else options.seed
     described = describe_images(options, seed, pipe)
@@ -291,15 +291,3 @@ def _write_new(path: Path, others: Iterator[Path], contents: bytes) -> Path:
 def _slug(text: str) -> str:
     """Return a text as part of a file name: letters and digits of any script, and hyphens."""
     return re.sub(r"[\W_]+", "-", text.lower()).strip("-")[:NAME_LETTERS].strip("-") or "image"
-
-
-def _make_folder(out: Path) -> None:
-    """Create a folder unless it is there; raise InputError if nothing can be written to it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"Expected a writable folder in --out, got {out} ({error}). Name another one."
-        ) from error

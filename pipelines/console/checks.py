@@ -70,9 +70,9 @@ def check_store(path: Path | None, kind: str) -> None:
 
 def check_new_store(path: Path, kind: str, *, replace: bool = True) -> None:
     """Raise StoreError if a folder cannot hold a new store, InputError to keep an old one."""
-    check_folder(path)
     if path.exists():
         check_writable(path, kind)
+    check_folder(path)
     if not replace:
         expect_none(path, kind)
 

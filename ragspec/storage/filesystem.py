@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -89,10 +88,10 @@ def write_output(path: Path, what: str, text: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise StoreError if a folder, or the nearest one above it that exists, is not writable."""
-    nearest = next(filter(Path.is_dir, (folder.absolute(), *folder.absolute().parents)))
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise StoreError(
+    """Raise InputError if a folder, or the nearest path above it that exists, is not writable."""
+    nearest = next(filter(os.path.exists, (folder, *folder.absolute().parents)))
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise InputError(
             f"Expected a folder that this user may write, got {nearest}. Name another for {folder}."
         )
 
@@ -137,11 +136,8 @@ def writer_lock(root: Path, wait: float = 0.0) -> Iterator[None]:
 def cache_directory() -> Path:
     """Return the user's cache folder: $XDG_CACHE_HOME/ragspec or the platform's equivalent.
 
-    A user without a home folder has a private one among the temporary files. Only this function of
-    the core reads the environment. All others take a directory.
-
-    Raises:
-        InputError: Another user made or may change that folder.
+    Without a home folder it is a private one among the temporary files, or InputError is raised.
+    Only this function of the core reads the environment. All others take a directory.
     """
     from platformdirs import user_cache_path
 
@@ -150,8 +146,8 @@ def cache_directory() -> Path:
     except RuntimeError:
         folder = Path(tempfile.gettempdir(), f"ragspec-{os.getuid()}")
     folder.mkdir(0o700, exist_ok=True)
-    state = folder.lstat()  # a link would lead to a folder of others
-    if state.st_uid != os.getuid() or not stat.S_ISDIR(state.st_mode) or state.st_mode & 0o077:
+    state = folder.lstat()  # of a link, which is for all
+    if state.st_uid != os.getuid() or state.st_mode & 0o077:
         raise InputError(
             f"Expected a private folder of this user, got {folder}. Set XDG_CACHE_HOME to another."
         )

@@ -21,8 +21,6 @@ CHECKPOINT, PART = "training.pt", ".training.part"
 def check_out(out: Path, *, resume: bool = False, replace: bool = True) -> None:
     """Raise InputError if a folder holds other files than a head, or an interrupted training.
 
-    It raises StoreError if the folder cannot be written.
-
     Args:
         resume: Expect an interrupted training, and raise StoreError without one.
         replace: Allow a head, which the training will replace.
@@ -34,8 +32,6 @@ def check_out(out: Path, *, resume: bool = False, replace: bool = True) -> None:
                 f"{out} holds a training that was left; expected --resume, or another folder."
             )
         return
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; expected the name of a folder.")
     try:
         check_head_files(out)
         from ragspec.drafters.heads.files import holds_head

@@ -4,7 +4,6 @@ Folders of Lumina-mGPT are those of its training code, whose configuration has a
 lack the VQ model, and the norms of queries and keys have one row for all heads that share it.
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,7 @@ class Chameleon(multimodal.PromptFamily):
             return ModelVQ(inner)
         # Codes are compared by plain distance, without normalisation.
         if isinstance(vq, str | Path):
-            vq = VQTokenizer.from_pretrained(Path(os.path.expanduser(vq)), normalised=False)
+            vq = VQTokenizer.from_pretrained(Path(vq).expanduser(), normalised=False)
         tokenizer = vq if isinstance(vq, VQTokenizer) else VQTokenizer(vq, normalised=False)
         book = tokenizer.model.quantize.embedding.weight.detach().float().to(self.model.device)
         expected = book if inner is None else ModelVQ(inner).codebook()

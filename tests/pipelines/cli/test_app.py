@@ -107,7 +107,7 @@ def test_an_error_of_the_system_is_one_line(
     locked = PermissionError(errno.EACCES, "Permission denied", "a/b")
     monkeypatch.setattr(show, "show", Mock(side_effect=locked))
     err = output_of(capsys, *arguments, code=2).err
-    assert "that this user may use, got a/b (Permission denied). Change" in err
+    assert "that this user may use, got a/b. Change" in err
     monkeypatch.setattr(Terminal, "line", full_disk)
     assert "the system refused" in output_of(capsys, "--version", code=1).err
 
@@ -193,4 +193,4 @@ def test_a_folder_of_others_is_refused_at_once(
     (tmp_path / "a").write_text("A tree.")
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     words = command.replace("F", str(tmp_path / "a")).split()
-    assert f"may write, got {tmp_path}." in output_of(capsys, *words, tmp_path / "b/c", code=8).err
+    assert f"may write, got {tmp_path}." in output_of(capsys, *words, tmp_path / "b/c", code=2).err

@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 import sys
 from pathlib import Path
@@ -72,17 +71,13 @@ def test_manifest_survives_the_disk(
     assert Manifest.from_bytes(data, Path("m")).to_bytes() == data
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"files": {"a": {"bytes": 1}}}', b"\xff"])
+LATER = Manifest("toy", format=99).to_bytes()
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"files": {"a": {"bytes": 1}}}', b"\xff", LATER])
 def test_invalid_manifests_are_refused(data: bytes) -> None:
-    with pytest.raises(StoreError, match="no manifest"):
+    with pytest.raises(StoreError, match="format 99" if data == LATER else "no manifest"):
         Manifest.from_bytes(data, Path("m"))
-
-
-def test_manifest_of_a_later_format_is_refused() -> None:
-    raw = json.loads(Manifest("toy").to_bytes())
-    raw["format"] = 99
-    with pytest.raises(StoreError, match="format 99"):
-        Manifest.from_bytes(json.dumps(raw).encode(), Path("m"))
 
 
 def test_a_listed_file_outside_the_folder_is_refused(tmp_path: Path) -> None:
@@ -118,10 +113,6 @@ def test_a_user_without_a_home_has_a_private_cache(
     assert cache_directory() == folder
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="private folder of this user"):
-        cache_directory()
-    folder.unlink()
-    folder.mkdir(0o755)
     with pytest.raises(InputError, match="private folder of this user"):
         cache_directory()
     with pytest.raises(MissingModelError, match="~nobody-here/m does not exist"):
