@@ -102,8 +102,7 @@ def prints_of_engine(engine: "Engine") -> dict[str, str]:
 def check_prints(what: str, prints: Mapping[str, str | None], expected: Mapping[str, str]) -> None:
     """Raise StoreError if a store was made with another model or tokenizer than the expected one.
 
-    A store without a fingerprint, such as a corpus that no model wrote, fits all, unless a
-    configuration is expected.
+    A store without a fingerprint fits all, but one of states needs that of a configuration.
     """
     for name, value in expected.items():
         mark = prints.get(name) or ("none" if name == "config" else None)

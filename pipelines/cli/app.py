@@ -73,10 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--debug" in words[:end]:
         words = ["--debug", *(word for word in words[:end] if word != "--debug"), *words[end:]]
     sys.stdin = sys.stdin or StringIO()  # None if the caller closed it
-    sys.stdout, sys.stderr = (
-        each or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-        for each in (sys.stdout, sys.stderr)
-    )
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?"
             stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "replace")

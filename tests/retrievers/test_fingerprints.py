@@ -110,6 +110,8 @@ def test_a_store_fits_unless_its_fingerprint_differs() -> None:
     check_prints("it", {"model": "a+b"}, {"model": "b"})  # one of two is enough
     with pytest.raises(StoreError, match="it was made with another tokenizer"):
         check_prints("it", {"model": "a", "tokenizer": "t"}, {"model": "a", "tokenizer": "u"})
+    with pytest.raises(StoreError, match=r"another config .fingerprint none"):
+        check_prints("it", {"model": "a"}, {"model": "a", "config": "c"})
 
 
 HOLDERS: dict[str, Callable[[Any], Any]] = {

@@ -110,12 +110,7 @@ def test_an_error_of_the_system_is_one_line(
     assert "that this user may use, got a/b. Change" in err
     monkeypatch.setattr(Terminal, "line", full_disk)
     assert "the system refused" in output_of(capsys, "--version", code=1).err
-
-
-def test_a_closed_standard_error_receives_the_messages(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setattr("sys.stderr", None)
+    monkeypatch.setattr("sys.stderr", None)  # closed by the caller
     assert output_of(capsys, "report", "absent.jsonl", code=2).out == ""
 
 

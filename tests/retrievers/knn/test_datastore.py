@@ -16,7 +16,6 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import DocumentError, InputError, StoreError
 from ragspec.retrievers.corpus.index import CorpusIndex
-from ragspec.retrievers.fingerprints import check_prints, prints_of, prints_of_engine
 from ragspec.retrievers.knn import datastore
 from ragspec.retrievers.knn.datastore import Datastore, NearestKeys, Neighbours
 from ragspec.retrievers.knn.distributions import AHEAD, Knn, NeighbourCache
@@ -166,9 +165,6 @@ def test_another_model_or_tokenizer_or_kind_is_refused(store: Datastore, tmp_pat
         store.check(engine(seed=4))
     with pytest.raises(StoreError, match="another config"):
         store.check(engine(rms_norm_eps=0.5))
-    check_prints("a corpus", {}, prints_of(engine().model, None))
-    with pytest.raises(StoreError, match=r"another config .fingerprint none"):
-        check_prints("an old store", {}, prints_of_engine(engine()))
     with pytest.raises(StoreError, match="holds no store"):
         Datastore.open(tmp_path)
     CorpusIndex.build([[4, 5, 6]], 97, tmp_path / "corpus").close()
