@@ -11,6 +11,7 @@ no wheel. Both are poor in other scripts than Latin. For their questions the sha
 alone, and words are compared by their first letters, as endings differ.
 """
 
+import math
 import re
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ import numpy as np
 
 from ragspec.retrievers.formats.encodings import INVISIBLE
 from ragspec.retrievers.search import text as texts
+from ragspec.retrievers.search.sparse import beginning
 
 if TYPE_CHECKING:
     from ragspec.retrievers.search.dense import StaticEmbedder
@@ -34,7 +36,8 @@ LEAST_HEADING = 3  # words of a heading that can answer
 MARKS = ".!?" + texts.STOPS
 RANK_COST = 0.06  # of the score, for each better passage of the search
 COSINE = 0.5  # of a point, for the cosine of question and sentence
-LATIN_END, FIRST = "\u0250", 5  # letters of a word of another script that are compared
+LATIN_END = "\u0250"
+RARITY, MOST_RARITY = 8.0, 16.0  # of a word of another script, and the most of a Latin word there
 LEAST_SUM = 0.68  # of share and cosine, in a question that the documents speak of
 LEAST_SHARE = 0.37  # of the words of a question of another script
 LEAST_SCORE = 1.0  # of such a question: sums and shares are divided by their least values
@@ -105,13 +108,13 @@ def score_spans(question: str, spans: "Sequence[tuple[Hit, int, int]]") -> list[
         return []
     words = texts.words_of(question)
     latin = 2 * sum(word < LATIN_END for word in words) >= len(words)
-    rarity = {word[: None if latin else FIRST]: _bundled().rarity(word) for word in words}
+    rarity = {word if latin else beginning(word): _rarity(word, latin) for word in words}
     terms, weights = list(rarity), np.array([*rarity.values()])
     weights /= max(weights.sum(), 1e-9)
     titled_texts = [titled(*span) for span in spans]
     parts = [texts.words_of(text) for text in titled_texts]
     if not latin:
-        begun = [{word[:FIRST] for word in part} for part in parts]
+        begun = [set(map(beginning, part)) for part in parts]
         shared = np.array([[term in part for term in terms] for part in begun])
         return list(map(float, shared @ weights / LEAST_SHARE))
     embedder = _judge()
@@ -119,6 +122,13 @@ def score_spans(question: str, spans: "Sequence[tuple[Hit, int, int]]") -> list[
     shares = _likeness(embedder, terms, parts) @ weights if terms else covered
     cosines = embedder.encode(titled_texts) @ embedder.encode([" ".join(question.split())])[0]
     return list(map(float, (shares + COSINE * cosines) / LEAST_SUM))
+
+
+def _rarity(word: str, latin: bool) -> float:
+    """Return how rare a word of a question is; the embedder knows none of other scripts."""
+    if word >= LATIN_END and not latin:
+        return RARITY
+    return min(_bundled().rarity(word), math.inf if latin else MOST_RARITY)
 
 
 def _likeness(

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.retrievers.search.text import words_of
+from ragspec.retrievers.search.text import LETTERS, words_of
 
 K1, B = 1.2, 0.75  # saturation of repeated words, and by how much the length counts
 TITLE = 0.3  # weight of the score that a title has among the titles
@@ -36,7 +36,7 @@ def largest(scores: NDArray[np.floating], k: int) -> NDArray[np.int64]:
 
 def beginning(word: str) -> str:
     """Return the term for the first letters of a word; short words and others stay."""
-    return f"{word[:FIRST]}*" if len(word) >= FIRST and word.isalpha() else word
+    return f"{word[:FIRST]}*" if len(word) >= FIRST and LETTERS.fullmatch(word) else word
 
 
 class SparseIndex:

@@ -63,6 +63,7 @@ SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\u
 SPACELESS_LETTER = re.compile(f"[{SPACELESS}]")
 INDIC = "\u0900-\u0963\u0966-\u0dff"  # with marks of vowels, parts of words that \w leaves out
 OTHER = re.compile(f"[{SPACELESS}{INDIC}]")
+LETTERS = re.compile(f"(?:[^\\W\\d_]|[{INDIC}])+")
 ANY_WORD = re.compile(f"[{SPACELESS}]+|(?:[^\\W_{SPACELESS}]|[{INDIC}])+")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # of terminals
 VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
