@@ -38,6 +38,7 @@ RANK_COST = 0.06  # of the score, for each better passage of the search
 COSINE = 0.5  # of a point, for the cosine of question and sentence
 LATIN_END = "\u0250"
 RARITY, MOST_RARITY = 8.0, 16.0  # of a word of another script, and the most of a Latin word there
+JOINED, MOST_JOINED = re.compile(r"\d[,:/-]\d"), 4.0  # a date, whose parts count as well
 LEAST_SUM = 0.68  # of share and cosine, in a question that the documents speak of
 LEAST_SHARE = 0.37  # of the words of a question of another script
 LEAST_SCORE = 1.0  # of such a question: sums and shares are divided by their least values
@@ -128,7 +129,8 @@ def _rarity(word: str, latin: bool) -> float:
     """Return how rare a word of a question is; the embedder knows none of other scripts."""
     if word >= LATIN_END and not latin:
         return RARITY
-    return min(_bundled().rarity(word), math.inf if latin else MOST_RARITY)
+    most = MOST_JOINED if JOINED.search(word) else math.inf if latin else MOST_RARITY
+    return min(_bundled().rarity(word), most)
 
 
 def _likeness(

@@ -55,47 +55,51 @@ SENTENCE_BREAK = re.compile(
     re.MULTILINE,
 )
 LINE_BREAK = re.compile(r"\n\s*")
-WORD = re.compile(r"[^\W_]+")
-# Words, identifiers, versions, options, and names such as C++.
-TOKEN = re.compile(r"[^\W_]++(?:(?:_+|(?<=\d)\.(?=\d))[^\W_]++)*(?:\+\+|#)?|(?<!\S)--[a-z][\w-]*+")
 # Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean: written without spaces between words.
 SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 SPACELESS_LETTER = re.compile(f"[{SPACELESS}]")
+CHINESE_LETTER = re.compile("[\u3400-\u9fff]")
 INDIC = "\u0900-\u0963\u0966-\u0dff"  # with marks of vowels, parts of words that \w leaves out
-OTHER = re.compile(f"[{SPACELESS}{INDIC}]")
 LETTERS = re.compile(f"(?:[^\\W\\d_]|[{INDIC}])+")
-ANY_WORD = re.compile(f"[{SPACELESS}]+|(?:[^\\W_{SPACELESS}]|[{INDIC}])+")
+# Words, identifiers, numbers, dates, versions, options, and names such as C++.
+_WORD = f"(?:[^\\W_]++|[{INDIC}])++"
+WORD = re.compile(_WORD)
+TOKEN = re.compile(
+    rf"{_WORD}(?:(?:_+|(?<=\d)[.,:/-](?=\d)){_WORD})*(?:\+\+|#)?|(?<!\S)--[A-Za-z][\w-]*+"
+)
+GROUPED = re.compile(r"\d{1,3}(?:[.,]\d{3})+")  # 2,500 or 2.500
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # of terminals
 VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
+NASAL = re.compile("[ङञणनम]\u094d(?=[क-ह])")  # of Hindi, also spelled as the mark \u0902
+_DIGITS = {n: str(unicodedata.digit(chr(n))) for n in range(0x660, 0x1C60) if chr(n).isdecimal()}
+_LETTERS = dict(zip("ıłøđکیى", "ilodكيي", strict=True)) | {"ß": "ss", "æ": "ae", "œ": "oe", "ـ": ""}
+PLAIN = str.maketrans(_LETTERS) | _DIGITS
+# The article at the start of a sentence, but not "section A", and the ends of "it's" and "don't".
+GRAMMAR = re.compile(r"A(?=\s[a-z])(?<!\wA)(?<![\w,;][ ]A)|['’](?<=\w.)[st]\b")
 _STOP_WORDS = """a an and are as at be been but by can did do does for from had has have how i if in
-into is it its of on or s t that the their there these this to was were what when where which who
-whom whose why will with you your"""
+into is it its of on or that the their there these this to was were what when where which who whom
+whose why will with you your"""
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 Span = tuple[int, int]
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case, without accents, stop words and plural endings.
+    """Return the words of a text in plain letters, without stop words and plural endings.
 
-    Scripts without spaces give pairs of neighbouring letters. Identifiers, versions, options and
-    names such as C++ come as a whole, too, beside their parts.
+    Scripts without spaces give pairs of neighbouring letters, and Chinese ones by themselves, too.
+    Identifiers, dates, versions, options and names such as C++ come as a whole beside their parts.
     """
-    text = CONTROL.sub(" ", text)
+    text = GRAMMAR.sub(" ", CONTROL.sub(" ", text.lower() if text.isupper() else text))
     if not text.isascii():
-        folded = unicodedata.normalize("NFKD", INVISIBLE.sub("", text))
-        for mark in {*folded} - {*VOICED}:
-            if unicodedata.combining(mark):
-                folded = folded.replace(mark, "")
-        text = unicodedata.normalize("NFC", folded)
-    text = text.lower()
-    if text.isascii() or not OTHER.search(text):
-        return [word for chunk in text.split() for word in _words_in(chunk)]
-    words = [token for token in TOKEN.findall(text) if not token.isalnum()]
-    for word in ANY_WORD.findall(text):
-        if SPACELESS_LETTER.match(word):
-            words += [word[at : at + 2] for at in range(max(1, len(word) - 1))]
-        elif word not in STOP_WORDS:
-            words.append(stem(word))
+        text = NASAL.sub("\u0902", unicodedata.normalize("NFKC", INVISIBLE.sub("", text)))
+        text = re.sub(f"[{SPACELESS}]+", r" \g<0> ", _without_marks(text))
+    words = []
+    for chunk in text.split():
+        if chunk > "\u0e00" and SPACELESS_LETTER.match(chunk):
+            words += [chunk[at : at + 2] for at in range(max(1, len(chunk) - 1))]
+            words += CHINESE_LETTER.findall(chunk) if len(chunk) > 1 else []
+        else:
+            words += _words_in(chunk)
     return words
 
 
@@ -104,9 +108,26 @@ def _words_in(chunk: str) -> list[str]:
     """Return the words of a text without white space."""
     words = []
     for token in TOKEN.findall(chunk):
-        words += [stem(part) for part in WORD.findall(token) if part not in STOP_WORDS]
-        words += [] if token.isalnum() else [token]
+        token = re.sub("[.,]", "", token) if GROUPED.fullmatch(token) else token
+        parts = WORD.findall(token)
+        # IT and WHO are names.
+        content = (p for p in parts if p.lower() not in STOP_WORDS or (p.isupper() and p != "I"))
+        words += [stem(_plain(part)) for part in content]
+        words += [] if [token] == parts else [_plain(token)]
     return words
+
+
+def _plain(word: str) -> str:
+    """Return a word in lower case, without accents, as most people spell it."""
+    letters = unicodedata.normalize("NFD", word.lower().translate(PLAIN))
+    return unicodedata.normalize("NFC", _without_marks(letters))
+
+
+def _without_marks(text: str) -> str:
+    for mark in () if text.isascii() else {*text} - {*VOICED}:
+        if unicodedata.combining(mark):
+            text = text.replace(mark, "")
+    return text
 
 
 def stem(word: str) -> str:
