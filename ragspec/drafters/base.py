@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ragspec.errors import InputError
 from ragspec.needs import HiddenStates, Needs
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
@@ -108,7 +107,7 @@ class Prefill:
         return None if best is None and hidden is None else replace(self, best=best, hidden=hidden)
 
 
-KnownDistribution = tuple[int, list[int], list[float]]
+NodeChances = tuple[int, list[int], list[float]]
 """(node, tokens [k], chances [k]) after a node, the most preferred token first; -1 is the root.
 A chance is the estimated probability that the target chooses that token."""
 
@@ -141,7 +140,7 @@ class DraftSession(ABC):
         """
         return None
 
-    def distributions(self) -> Iterable[KnownDistribution] | None:
+    def distributions(self) -> Iterable[NodeChances] | None:
         """Return a draft model's distributions at the last proposal; None without a model.
 
         They are those at the root and at the nodes that were expanded.
@@ -189,18 +188,6 @@ class Drafter(ABC):
         """
         for drafter in self.drafters:
             drafter.fits(model, tokenizer)
-
-
-def expect_drafter(drafter: object) -> Drafter:
-    """Return a drafter; raise InputError for another object, a drafter class included."""
-    if not isinstance(drafter, Drafter):
-        got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
-        what = f"the class {got}" if isinstance(drafter, type) else got
-        raise InputError(
-            f"got {what} as a drafter; expected a name, a Drafter such as ContextDrafter() or "
-            "store.drafter(), or a list of these."
-        )
-    return drafter
 
 
 @dataclass(slots=True)

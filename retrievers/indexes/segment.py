@@ -130,11 +130,7 @@ _DEFAULTS = DraftOptions()
 
 
 def build_segment(
-    folder: Path,
-    documents: Iterable[Sequence[int] | TokenRow],
-    vocab_size: int,
-    *,
-    depth: int = DEPTH,
+    folder: Path, documents: Iterable[Sequence[int] | TokenRow], vocab_size: int, depth: int = DEPTH
 ) -> "Segment":
     """Write the files of a segment into an existing folder, and open it.
 

@@ -204,11 +204,7 @@ class TokenWindow(NamedTuple):
 
 
 def _write_keys(
-    folder: Path,
-    documents: Iterable[TokenRow],
-    engine: Engine,
-    most: int,
-    on_progress: ProgressCallback,
+    folder: Path, texts: Iterable[TokenRow], engine: Engine, most: int, progress: ProgressCallback
 ) -> dict[str, int]:
     """Write keys f16 [N, H], values i32 [N] and starts i64 [D + 1]; return their sizes."""
     target, tokenizer = engine.target, engine.tokenizer
@@ -217,7 +213,7 @@ def _write_keys(
     before = before if before == [first] else []  # which stands before every text
     room = MOST_LOGITS // target.vocab_size  # tokens of a batch, whose logits are made too
     size = min(WINDOW, room, target.max_length or WINDOW)
-    stream = _windows(_limited(checked(documents, target.vocab_size), most), size, before)
+    stream = _windows(_limited(checked(texts, target.vocab_size), most), size, before)
     keys, starts, width = 0, [0], 0
     try:
         with (folder / KEYS).open("wb") as states, (folder / VALUES).open("wb") as values:
@@ -228,7 +224,7 @@ def _write_keys(
                     keys, width = keys + len(rows), rows.shape[1]
                     if window.ends:
                         starts.append(keys)
-                on_progress(len(starts) - 1, keys)
+                progress(len(starts) - 1, keys)
     except OSError as error:
         raise StoreError(
             f"{folder} cannot take the keys ({error.strerror}) after {keys:,} of them; expected "

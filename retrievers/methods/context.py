@@ -171,13 +171,7 @@ class ContextSession(DraftSession):
             heappush(heap, (cost, at, level, token, _ONE_PLACE, length, position, key, prior))
 
     def _matches(
-        self,
-        heap: list[_Offer],
-        parent: int,
-        level: int,
-        state: int,
-        length: int,
-        accept_prob: float,
+        self, heap: list[_Offer], at: int, level: int, state: int, length: int, accept_prob: float
     ) -> None:
         """Offer the continuations of `state`, then of its suffixes with the rest of accept_prob."""
         index = self._index
@@ -185,7 +179,7 @@ class ContextSession(DraftSession):
             p, key, size = self._chances[_QUOTE_KEY], _QUOTE_KEY, _QUOTE_LENGTH
             for place, share in starts:
                 cost, prior, token = -accept_prob * p * share, QUOTES * share, index.tokens[place]
-                heappush(heap, (cost, parent, level, token, _ONE_PLACE, size, place, key, prior))
+                heappush(heap, (cost, at, level, token, _ONE_PLACE, size, place, key, prior))
             # Half of the mass stays with the matches, which may continue with the same token.
             accept_prob *= 1.0 - p / 2
         offered: list[int] = []
@@ -196,7 +190,7 @@ class ContextSession(DraftSession):
                 prior, p = _PRIORS[key], self._chances[key]
                 for share, place, token, child in offers:
                     cost, claim = -accept_prob * p * share, prior * share
-                    offer = cost, parent, level, token, child, length + 1, place, key, claim
+                    offer = cost, at, level, token, child, length + 1, place, key, claim
                     heappush(heap, offer)
                     offered.append(token)
                 accept_prob *= 1.0 - p

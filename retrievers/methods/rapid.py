@@ -20,13 +20,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ragspec.drafters.base import (
-    DraftContext,
-    Drafter,
-    DraftRequest,
-    DraftSession,
-    KnownDistribution,
-)
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, NodeChances
 from ragspec.drafters.fuse import Combined, match_drafter
 from ragspec.drafters.method import Method
 from ragspec.drafters.model.cache import DraftCache
@@ -123,7 +117,7 @@ class RapidSession(DraftSession):
         translated = DraftContext(self._tokens, self._length, context.remaining, adviser)
         return self._session.propose(translated, budget)
 
-    def distributions(self) -> Iterable[KnownDistribution] | None:
+    def distributions(self) -> Iterable[NodeChances] | None:
         """Return the draft model's distributions at the last proposal."""
         return None if self._session is None else self._session.distributions()
 

@@ -8,13 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ragspec.drafters.base import (
-    DraftContext,
-    Drafter,
-    DraftRequest,
-    DraftSession,
-    KnownDistribution,
-)
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, NodeChances
 from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -33,7 +27,7 @@ class FixedDrafter(Drafter):
     accept_prob: Sequence[float] | None = None
     kind: DraftKind = DraftKind.DETERMINISTIC
     matched: int | None = None
-    distributions: list[KnownDistribution] | None = None
+    distributions: list[NodeChances] | None = None
     siblings: bool = False
     parents: Sequence[int] | None = None
     origin: tuple[int, int] = (-1, -1)
@@ -52,7 +46,7 @@ class FixedSession(DraftSession):
         self.drafter = drafter
         self.matched = drafter.matched
 
-    def distributions(self) -> list[KnownDistribution] | None:
+    def distributions(self) -> list[NodeChances] | None:
         return self.drafter.distributions
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:

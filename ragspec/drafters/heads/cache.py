@@ -88,10 +88,8 @@ def _logits(target: CausalTarget, rows: nn.Module | None, read: Tensor, places: 
 class HeadStep(ForwardStep):
     """Reads tokens, and the states before them, into the first row of an arena."""
 
-    def __init__(
-        self, model: HeadModel, runner: StepRunner, arena: Arena, shape: ForwardShape
-    ) -> None:
-        super().__init__(model, runner, arena, shape)
+    def __init__(self, model: HeadModel, masks: Masks, arena: Arena, shape: ForwardShape) -> None:
+        super().__init__(model, masks, arena, shape)
         assert arena.states is not None and isinstance(model.head, RecurrentHead)
         # Not the model, which belongs to one session.
         self._head, self._target, self._rows = model.head, model.target, model.rows

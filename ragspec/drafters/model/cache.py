@@ -184,7 +184,7 @@ class DraftCache:
         inputs = np.zeros((1, pending + 2), dtype=np.int64)
         inputs[0, : len(fresh)] = fresh
         inputs[0, pending:] = start, len(fresh)
-        make = partial(LevelStep, self.model, runner, arena, shape)
+        make = partial(LevelStep, self.model, runner.masks, arena, shape)
         _, (packet,) = runner.take(arena, shape, make, inputs, self._modules[0])
         self.forwards += 1 + len(places.bounds)
         self._cache.length, self._cache.pending = len(tokens), 0
@@ -263,7 +263,7 @@ class DraftCache:
         if visible is None:
             visible = np.tri(n, len(positions), len(positions) - n, dtype=np.bool_)
         inputs = shape.packet(tokens, positions, visible, len(self))
-        make = partial(self.step_type, self.model, runner, arena, shape)
+        make = partial(self.step_type, self.model, runner.masks, arena, shape)
         _, outputs = runner.take(arena, shape, make, inputs, self._modules[0])
         self.forwards += 1
         self._cache.pending += n

@@ -14,7 +14,7 @@ from math import exp
 import torch
 from torch import Tensor
 
-from ragspec.drafters.base import KnownDistribution
+from ragspec.drafters.base import NodeChances
 from ragspec.drafters.model.growth import CONTENDERS, DraftNodes, DraftState, Growth
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import ROOT, DraftKind
@@ -95,7 +95,7 @@ class CoupledGrowth(Growth):
             self.typical += _RATE * ((token == best) - self.typical)
             node = place.get((node, token))
 
-    def distributions(self) -> list[KnownDistribution]:
+    def distributions(self) -> list[NodeChances]:
         """Return the distributions at the root and at the read nodes of the last draft."""
         place = {node: i for i, node in enumerate(self._selection)} | {ROOT: ROOT}
         return [

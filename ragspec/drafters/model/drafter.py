@@ -18,13 +18,7 @@ from time import perf_counter
 
 import torch
 
-from ragspec.drafters.base import (
-    DraftContext,
-    Drafter,
-    DraftRequest,
-    DraftSession,
-    KnownDistribution,
-)
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, NodeChances
 from ragspec.drafters.method import Method
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.growth import DraftState, Growth
@@ -157,7 +151,7 @@ class ModelSession(DraftSession):
         self._milliseconds.append(1000.0 * (perf_counter() - began) / (cache.forwards - before))
         return tree
 
-    def distributions(self) -> list[KnownDistribution]:
+    def distributions(self) -> list[NodeChances]:
         """Return the distributions at the root and the read nodes of the last proposal.
 
         Nodes have the numbers of that proposal. They are copied to the host only on this call.

@@ -19,8 +19,7 @@ from ragspec.trees.operations import Bools
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import Counters
-from ragspec.verification.static.runner import StepRunner
-from ragspec.verification.static.step import FixedStep, Mask, step_logits
+from ragspec.verification.static.step import FixedStep, Mask, Masks, step_logits
 
 MOST_DRAFTED = 64  # speculative slots, the bits of a word
 
@@ -62,13 +61,13 @@ class ForwardStep(FixedStep[tuple[Tensor, ...]]):
     """Reads tokens into the first row of an arena; see the module."""
 
     def __init__(
-        self, target: CausalTarget, runner: StepRunner, arena: Arena, shape: ForwardShape
+        self, target: CausalTarget, masks: Masks, arena: Arena, shape: ForwardShape
     ) -> None:
         from ragspec.verification.model_cache import step_cache  # imports transformers
 
         device, n = arena.device, shape.tokens
         super().__init__(1, shape.width, device, f"forward_{n}_of_{shape.slots}")
-        self._model, self._masks, self._tokens = target.model, runner.masks, n
+        self._model, self._masks, self._tokens = target.model, masks, n
         self._counters = Counters.of(n, shape.slots, target.model.dtype, device)
         self._columns = torch.zeros(1, n, dtype=torch.int64, device=device)
         self._cache = step_cache(arena, 1, shape.slots, self._columns)

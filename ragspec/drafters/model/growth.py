@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ragspec.drafters.base import DraftContext, KnownDistribution
+from ragspec.drafters.base import DraftContext, NodeChances
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
@@ -156,7 +156,7 @@ class Growth(ABC):
         )
 
     @abstractmethod
-    def distributions(self) -> list[KnownDistribution]:
+    def distributions(self) -> list[NodeChances]:
         """Return the distributions at the root and at the read nodes of the last draft."""
 
     def learn(self, tokens: Sequence[int]) -> None:

@@ -23,9 +23,8 @@ from ragspec.trees.draft_tree import ROOT
 from ragspec.trees.operations import ancestors, depths
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
-from ragspec.verification.static.layout import Counters, Layout, plain_mask, windowed
-from ragspec.verification.static.runner import StepRunner
-from ragspec.verification.static.step import FixedStep, step_logits
+from ragspec.verification.static.layout import Counters, Layout
+from ragspec.verification.static.step import FixedStep, Masks, step_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,7 @@ read_places = lru_cache(maxsize=64)(ReadPlaces)
 class LevelStep(FixedStep[tuple[Tensor]]):
     """Drafts one static tree with the first row of an arena; see the module."""
 
-    def __init__(
-        self, target: CausalTarget, runner: StepRunner, arena: Arena, shape: LevelShape
-    ) -> None:
+    def __init__(self, target: CausalTarget, masks: Masks, arena: Arena, shape: LevelShape) -> None:
         from ragspec.verification.model_cache import step_cache  # imports transformers
 
         device = arena.device
@@ -83,9 +80,9 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         name = f"levels_{'x'.join(map(str, sizes))}_of_{shape.slots}"
         super().__init__(1, shape.pending + 2, device, name)
         self.shape = shape
-        self._model, self._masks = target.model, runner.masks
+        self._model, self._masks = target.model, masks
         self._keeps, self._input_size = target.keeps_logits, target.input_size
-        self._windows = tuple(dict.fromkeys(runner.masks.windows.values()))
+        self._windows = tuple(dict.fromkeys(masks.windows.values()))
         self._bounds = read.bounds
         picks = (read.picks(level, shape.choices) for level in range(len(read.bounds)))
         self._picks = [torch.tensor(each, device=device) for each in picks]
@@ -126,8 +123,8 @@ class LevelStep(FixedStep[tuple[Tensor]]):
             last: Slot of the last committed token, i64 [1].
         """
         counters = self._counters[layout.columns.shape[1]]
-        plain = plain_mask(layout, last, counters)
-        return [windowed(plain, layout, counters, window) for window in self._windows]
+        plain = layout.plain_mask(last, counters)
+        return [layout.windowed(plain, counters, window) for window in self._windows]
 
     def _forward(
         self,

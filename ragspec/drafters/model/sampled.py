@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ragspec.drafters.base import KnownDistribution
+from ragspec.drafters.base import NodeChances
 from ragspec.drafters.model.growth import CONTENDERS, DraftState, Growth
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, NoiseUse
@@ -73,9 +73,9 @@ class SampledGrowth(Growth):
         room = self._draft.budget - count
         return list(range(self._level, count)[: -(-room // self._width(depth))])
 
-    def distributions(self) -> list[KnownDistribution]:
+    def distributions(self) -> list[NodeChances]:
         """Return the distributions at the root and at the read nodes of the last draft."""
-        entries: list[KnownDistribution] = []
+        entries: list[NodeChances] = []
         for node, q in self._q.items():
             chances, tokens = q.topk(min(CONTENDERS, len(q)))
             entries.append((node, tokens.tolist(), chances.tolist()))

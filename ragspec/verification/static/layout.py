@@ -99,6 +99,35 @@ class Layout:
         start = lengths[:, None]
         return Layout(self.see, self.level, start + self.positions, start + self.columns)
 
+    def plain_mask(self, last: Tensor, counters: Counters) -> Tensor:
+        """Return 0 for slots that a query attends to, else minus infinity: [B, n, S]."""
+        behind = (counters.slots <= last[:, None])[:, None].expand(*self.columns.shape, -1)
+        mask = torch.where(behind, counters.zero, counters.never)
+        tree = torch.where(self.see, counters.zero, counters.never)
+        return mask.scatter_(2, self.columns[:, None].expand_as(tree), tree)
+
+    def windowed(self, mask: Tensor, counters: Counters, window: AttentionWindow) -> Tensor:
+        """Return the mask [B, n, S] without slots beyond a window."""
+        if window.plain:
+            return mask
+        places = counters.slots.repeat(len(mask), 1).scatter_(1, self.columns, self.positions)
+        reached = window.reaches(self.positions[:, :, None], places[:, None])
+        return torch.where(reached, mask, counters.never)
+
+    def walk(self, tokens: Tensor, parents: Tensor, chosen: Tensor) -> Tensor:
+        """Return the queries on each row's accepted path, including the root: bool [B, n].
+
+        Among siblings with the same token, the one with the longer accepted path counts.
+
+        Args:
+            chosen: The target's own token after each query, below 0 if uncertain, i64 [B, n].
+        """
+        right = chosen.gather(1, parents) == tokens
+        live = (self.see[:, :, 1:] <= right[:, None, 1:]).all(-1)
+        # A pad is no deeper than the root, which is live and comes first.
+        last = (live * self.level).argmax(-1)
+        return self.see.gather(1, last[:, None, None].expand(-1, 1, tokens.shape[1]))[:, 0]
+
 
 def lay_out(above: Tensor, last: Tensor, counters: Counters, columns: Tensor) -> Layout:
     """Return the layout of trees behind committed tokens.
@@ -112,38 +141,6 @@ def lay_out(above: Tensor, last: Tensor, counters: Counters, columns: Tensor) ->
     level = see.sum(-1)
     torch.add(last[:, None], counters.steps, out=columns)
     return Layout(see, level, last[:, None] + level, columns)
-
-
-def plain_mask(layout: Layout, last: Tensor, counters: Counters) -> Tensor:
-    """Return 0 for slots that a query attends to, else minus infinity: [B, n, S]."""
-    behind = (counters.slots <= last[:, None])[:, None].expand(*layout.columns.shape, -1)
-    mask = torch.where(behind, counters.zero, counters.never)
-    tree = torch.where(layout.see, counters.zero, counters.never)
-    return mask.scatter_(2, layout.columns[:, None].expand_as(tree), tree)
-
-
-def windowed(mask: Tensor, layout: Layout, counters: Counters, window: AttentionWindow) -> Tensor:
-    """Return the mask [B, n, S] without slots beyond a window."""
-    if window.plain:
-        return mask
-    places = counters.slots.repeat(len(mask), 1).scatter_(1, layout.columns, layout.positions)
-    reached = window.reaches(layout.positions[:, :, None], places[:, None])
-    return torch.where(reached, mask, counters.never)
-
-
-def walk(layout: Layout, tokens: Tensor, parents: Tensor, chosen: Tensor) -> Tensor:
-    """Return the queries on each row's accepted path, including the root: bool [B, n].
-
-    Among siblings with the same token, the one with the longer accepted path counts.
-
-    Args:
-        chosen: The target's own token after each query, below 0 if uncertain, i64 [B, n].
-    """
-    right = chosen.gather(1, parents) == tokens
-    live = (layout.see[:, :, 1:] <= right[:, None, 1:]).all(-1)
-    # A pad is no deeper than the root, which is live and comes first.
-    last = (live * layout.level).argmax(-1)
-    return layout.see.gather(1, last[:, None, None].expand(-1, 1, tokens.shape[1]))[:, 0]
 
 
 def accepted_first(accepted: Tensor) -> Tensor:

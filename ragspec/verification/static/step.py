@@ -27,14 +27,7 @@ from ragspec.sampling.batch_distribution import FRESH, BatchDistribution, Distri
 from ragspec.types import Cache, PreTrainedModel
 from ragspec.verification.reading import Taps
 from ragspec.verification.static.buffers import Arena, compact
-from ragspec.verification.static.layout import (
-    Counters,
-    accepted_first,
-    lay_out,
-    plain_mask,
-    walk,
-    windowed,
-)
+from ragspec.verification.static.layout import Counters, accepted_first, lay_out
 
 Outputs = TypeVar("Outputs", bound=tuple[object, ...])
 Mask = Tensor | dict[str, Tensor]  # one for all layers, or by their kind
@@ -218,8 +211,8 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
         layout = lay_out(above, last, self._counters, self._columns)
 
         def make_mask(window: AttentionWindow) -> Tensor:
-            mask = plain_mask(layout, last, self._counters)
-            return windowed(mask, layout, self._counters, window)[:, None]
+            mask = layout.plain_mask(last, self._counters)
+            return layout.windowed(mask, self._counters, window)[:, None]
 
         masks = self._masks.of(make_mask)
         logits = step_logits(self._model, tokens, layout.positions, masks, self._cache)
@@ -234,7 +227,7 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
         bits = top.view(INTEGERS[top.dtype.itemsize])
         if n == 1:  # the root alone, which is accepted
             return torch.cat([self._counters.steps.expand_as(chosen), chosen, bits], -1), logits
-        accepted = walk(layout, tokens, parents, chosen)
+        accepted = layout.walk(tokens, parents, chosen)
         compact(self._buffers, layout.columns.gather(1, accepted_first(accepted)), layout.columns)
         return torch.cat([accepted, chosen, bits], -1), logits
 
@@ -282,7 +275,7 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
             chosen = torch.where(chosen < 0, resolved, chosen)
             if n == 1:
                 return torch.cat([before, chosen, bits], -1)
-            accepted = walk(layout, tokens, parents, chosen)
+            accepted = layout.walk(tokens, parents, chosen)
             places = accepted_first(before).argsort(-1)  # the current slot of each query
             source = places.gather(1, accepted_first(accepted))
             compact(self._buffers, layout.columns.gather(1, source), layout.columns)

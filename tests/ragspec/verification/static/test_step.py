@@ -16,7 +16,6 @@ from ragspec.verification.static.layout import (
     ancestor_bits,
     lay_out,
     slots_of,
-    walk,
 )
 from tests.ragspec.verification.static.test_session import check_logits, distribution
 from tests.support import architectures
@@ -103,7 +102,7 @@ def test_of_equal_siblings_the_longer_path_counts() -> None:
     above = torch.from_numpy(ancestor_bits(parents.numpy()))
     counters = Counters.of(5, 40, torch.float64, torch.device("cpu"))
     layout = lay_out(above, torch.tensor([2]), counters, torch.zeros_like(parents))
-    selected = walk(layout, tokens, parents, chosen)
+    selected = layout.walk(tokens, parents, chosen)
     assert selected.tolist() == [[True, False, True, True, False]]
 
 
