@@ -42,7 +42,7 @@ def compose(
     checks.check_drafters(names)
     names = [name for name in names if name != "none"]
     if sources.corpus or sources.history:
-        checks.check_stored(names, {n for n, method in methods.items() if "store" in method.uses})
+        checks.check_stored(names, {n for n, m in methods.items() if "store" in m.needs | m.uses})
     if target is not None:
         sources = replace(sources, table=target.next_tokens)
     return build_all([n if n in methods else HeadDrafter(n, target) for n in names], sources)

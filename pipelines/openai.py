@@ -187,7 +187,7 @@ def figures(texts: Sequence[Generation]) -> dict[str, object]:
 
     A prompt of several samples counts once.
     """
-    total = joined([text.report for text in texts], (), 0.0)
+    total = joined([text.report for text in texts], (), 0.0, None)
     firsts = [text for text in texts if not text.sample]
     read = sum(len(text.prompt_tokens) for text in firsts)
     written = sum(len(text.tokens) for text in texts)

@@ -95,8 +95,7 @@ class FixedBudget(BudgetPolicy):
     def __post_init__(self) -> None:
         if self.nodes < 0:
             raise InputError(
-                f"got a budget of {self.nodes} draft nodes, expected 0 or more. Use 0 for plain "
-                "decoding or 'auto'."
+                f"got budget {self.nodes}; expected 0 or more. Use 0 for plain decoding or 'auto'."
             )
         object.__setattr__(self, "name", f"fixed-{self.nodes}")
 

@@ -63,8 +63,7 @@ class ForwardCost:
         timed = dict(sorted((seconds or {1: 1.0}).items()))
         if 1 not in timed or not all(0.0 < each < math.inf for each in timed.values()):
             raise InputError(
-                f"got seconds {timed} of forwards; expected finite ones above 0, and those of one "
-                "position among them."
+                f"got seconds {timed}; expected finite ones above 0, and that of one position."
             )
         if len(timed) == 1:
             timed[SIZES[-1]] = timed[1] * (1.0 + PRIOR_SLOPE * (SIZES[-1] - 1))
@@ -163,5 +162,4 @@ def _over_sizes(timed: Mapping[int, float]) -> list[float]:
     sizes, seconds = list(timed), np.minimum.accumulate([*timed.values()][::-1])[::-1]
     slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
     beyond = np.maximum(0, np.asarray(SIZES) - sizes[-1]) * slope
-    curve: list[float] = (np.interp(SIZES, sizes, seconds) + beyond).tolist()
-    return curve
+    return [*map(float, np.interp(SIZES, sizes, seconds) + beyond)]

@@ -59,7 +59,8 @@ def build_all(requests: Iterable[object], sources: Sources) -> list[Drafter]:
     for item in requests:
         if isinstance(item, str):
             drafters += build(item, sources)
-            used |= "draft model" in resolve("drafter", item).method.uses
+            method = resolve("drafter", item).method
+            used |= "draft model" in method.needs | method.uses
         else:
             drafters.append(expect_drafter(item))
     return drafters if used else drafters + sources.models()

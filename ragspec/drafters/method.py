@@ -56,9 +56,9 @@ class Sources:
 
     def available(self) -> set[str]:
         """Return the names of the sources, as in `Method.needs`."""
-        stores = {"store"} if self.corpus is not None or self.history is not None else set()
-        stores |= {"draft model"} if self.draft_model is not None else set()
-        return stores | ({"table"} if self.table is not None else set())
+        store = self.history if self.corpus is None else self.corpus
+        named = {"store": store, "draft model": self.draft_model, "table": self.table}
+        return {name for name, source in named.items() if source is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Method:
         drafts_from, paper: Texts for help and README.
         make: Builds the drafters from sources; None calls the class.
         needs: Required sources, keys of `NEEDS`.
-        uses: Sources that it uses if they are available.
+        uses: Further sources that it uses if they are available.
         colour: Colour of its nodes on pages, 0 to 7; None for a free one.
         listed: Whether commands offer it by name.
     """

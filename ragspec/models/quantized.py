@@ -461,14 +461,14 @@ class Session:
         self.inner = runtime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
 
 
-def declared(name: str, tensor: Tensor, place: Place = IN_MEMORY) -> TensorProto:
+def declared(name: str, tensor: Tensor, place: Place | None = None) -> TensorProto:
     """Return the declaration of a weight that a `Session` is handed, or that lies in a file."""
     from onnx import TensorProto
 
     kind = TensorProto.FLOAT if tensor.is_floating_point() else TensorProto.UINT8
     proto = TensorProto(name=name, data_type=kind, dims=tensor.shape)
     proto.data_location = TensorProto.EXTERNAL
-    for key, value in place.items():
+    for key, value in (place or IN_MEMORY).items():
         proto.external_data.add(key=key, value=value)
     return proto
 

@@ -69,10 +69,9 @@ def accepted_of(step: Step) -> tuple[int, ...]:
 
 def count_sources(steps: Sequence[Step]) -> tuple[Counter[str], Counter[str]]:
     """Return the number of drafted tokens by source, and of those that stand in the output."""
-    drafted: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
+    drafted, accepted = Counter[str](), Counter[str]()
     for step in steps:
-        names = sources_of(step) if len(step.tree) else []
+        names = sources_of(step)
         drafted.update(names)
         accepted.update(names[node] for node in accepted_of(step))
     return drafted, accepted

@@ -174,8 +174,7 @@ class Report:
     @property
     def acceptance_histogram(self) -> list[int]:
         """Number of steps by accepted tokens: entry k counts the steps that accepted k."""
-        counts: list[int] = np.bincount(np.asarray(self.per_step_accepted, np.int64)).tolist()
-        return counts
+        return [*map(int, np.bincount(np.asarray(self.per_step_accepted, np.int64)))]
 
     @property
     def forward_passes(self) -> int:
@@ -266,10 +265,7 @@ _MERGED = ("drafted_by_source", "accepted_by_source", "milliseconds", "budget_si
 
 
 def joined(
-    reports: Sequence[Report],
-    tokens: Sequence[int],
-    seconds: float,
-    retrieval: Retrieval | None = None,
+    reports: Sequence[Report], tokens: Sequence[int], seconds: float, retrieval: Retrieval | None
 ) -> Report:
     """Return the report of a text from the reports of the calls that wrote it.
 
@@ -277,7 +273,7 @@ def joined(
         reports: One for each call, in order; at least one.
         tokens: The whole text.
         seconds: Wall time of the whole text, pauses included.
-        retrieval: The searches between the calls, which may have written tokens twice.
+        retrieval: The searches between the calls, which may have written tokens twice, or None.
     """
     sums: dict[str, Any] = {name: sum(getattr(r, name) for r in reports) for name in _ADDED}
     for name in _MERGED:

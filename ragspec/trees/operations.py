@@ -83,14 +83,13 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
     parents = renamed[tree.parents[picked]]
     if (parents >= np.arange(len(picked))).any():
         raise InputError("the nodes to keep leave out a parent, or list it after its child.")
-    return DraftTree(
+    return replace(
+        tree,
         tokens=tree.tokens[picked],
         parents=parents,
         accept_prob=tree.accept_prob[picked],
         source=tree.source[picked],
         origin=tree.origin[picked],
-        sources=tree.sources,
-        kind=tree.kind,
         q=None if tree.q is None else tree.q[np.concatenate(([0], picked + 1))],
     )
 

@@ -95,8 +95,7 @@ class TargetModel:
             return input_device(self._embedding)
         nearest = self._embedding._parameters.values()  # every forward asks: no walk over modules
         every = chain(nearest, self._embedding.parameters())
-        device: torch.device = next(weight for weight in every if weight is not None).device
-        return device
+        return torch.device(next(weight for weight in every if weight is not None).device)
 
     @property
     def kinds(self) -> frozenset[tuple[type, type, torch.dtype]]:

@@ -131,4 +131,4 @@ class Batch:
         """Count the new slots as speculative, once the forward has ended."""
         self._parts.clear()
         for row, count in zip(self.rows, self.counts, strict=True):
-            row.advance(count)
+            row.pending += count

@@ -141,9 +141,7 @@ def _on_onnx(model: PreTrainedModel) -> CausalTarget | str:
     return target if verdict.mode == "tree" else verdict.reason
 
 
-def open_static(
-    target: CausalTarget, mode: str = "auto", backend: str = "inductor"
-) -> CausalTarget:
+def open_static(target: CausalTarget, mode: str, backend: str = "inductor") -> CausalTarget:
     """Return a target with steps of fixed shape if the model supports them, else `target`.
 
     The `static` of the returned target is the mode, or "off" with the reason.

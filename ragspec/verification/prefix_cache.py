@@ -264,10 +264,8 @@ def weight_state(weight: Tensor) -> WeightState:
 
 def _stride(rows: int, columns: int) -> int:
     """Return a stride through a flat matrix that visits every row and every column."""
-    step = max(min(rows, columns), 1)
-    while math.gcd(step, columns) > 1:
-        step -= 1
-    return step
+    most = max(min(rows, columns), 1)
+    return next(step for step in range(most, 0, -1) if math.gcd(step, columns) == 1)
 
 
 def _longest(tokens: list[int], tenant: str, rows: Iterable[Row]) -> tuple[Row | None, int]:

@@ -84,11 +84,6 @@ class SequenceCache:
         return self.length + self.pending
 
     @property
-    def capacity(self) -> int:
-        """The slots for which there are buffers."""
-        return self.buffers.capacity
-
-    @property
     def bytes(self) -> int:
         """Bytes of the buffers."""
         layers = *self.buffers.keys.values(), *self.buffers.values.values()
@@ -100,7 +95,7 @@ class SequenceCache:
 
     def reserve(self, n: int) -> None:
         """Make room for n new slots."""
-        if (end := self.extent + n) > self.capacity:
+        if (end := self.extent + n) > self.buffers.capacity:
             self.buffers = self.buffers.resized(self.extent, end + max(end // GROWTH, 1))
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
@@ -111,10 +106,6 @@ class SequenceCache:
         self.reserve(keys.shape[2])
         self.buffers.write(layer, self.extent, keys, values)
         return self.buffers.slots(layer, 0, self.extent + keys.shape[2])
-
-    def advance(self, n: int) -> None:
-        """Count n slots, just written by a forward, as speculative."""
-        self.pending += n
 
     def commit(self, slots: Sequence[int]) -> None:
         """Keep these speculative slots, in ascending order, and drop the others."""
@@ -134,7 +125,7 @@ class SequenceCache:
     def compact(self) -> None:
         """Give back the memory behind the committed slots if it is more than a growth."""
         self.pending = 0
-        if self.capacity - self.length > self.length // GROWTH + 64:
+        if self.buffers.capacity - self.length > self.length // GROWTH + 64:
             self.buffers = self.buffers.resized(self.length, self.length)
 
     def move(self, source: Tensor, start: int) -> None:

@@ -286,9 +286,7 @@ def _layout(
     Returns:
         Tokens i64 [1, N] and the view of each row's attention.
     """
-    numbers: list[int] = []  # tokens of all rows
-    positions: list[int] = []
-    tables: list[Bools | None] = []
+    numbers, positions, tables = list[int](), list[int](), list[Bools | None]()  # of all rows
     counts = [len(head) + len(tree) for _, head, tree in rows]
     for (cache, head, tree), n in zip(rows, counts, strict=True):
         numbers += [*head, *tree.tokens.tolist()]

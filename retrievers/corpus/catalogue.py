@@ -23,7 +23,6 @@ from ragspec.storage.store import POINTER, OpenStore, open_store, parsing
 from ragspec.types import Tokenizer
 
 KIND = "corpus"
-MODEL, TOKENIZER = "model", "tokenizer"
 BATCH = 256  # documents that are tokenized together
 
 Text = str | Sequence[int] | TokenRow

@@ -23,8 +23,6 @@ from ragspec.drafters.fuse import within
 from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.catalogue import (
-    MODEL,
-    TOKENIZER,
     Catalogue,
     SegmentSource,
     Texts,
@@ -67,14 +65,12 @@ class CorpusIndex:
     def __init__(
         self, root: Path, view: View, verify: Verify, flush_tokens: int, max_tokens: int | None
     ) -> None:
-        self.path = root
-        self._view = view
+        self.path, self._view, self._max_tokens = root, view, max_tokens
         self._verify: Verify = verify
         # Fingerprint of the model that writes appended text.
-        self._model = view.catalogue.fingerprints.get(MODEL)
+        self._model = view.catalogue.fingerprints.get("model")
         self._buffer = AppendBuffer(view.catalogue.vocab_size, view.catalogue.depth)
         self._flush_tokens = self._flush_at = flush_tokens
-        self._max_tokens = max_tokens
         self._closed = False
         self._lock = threading.RLock()
         self._recording: dict[object, Callable[[], object]] = {}
@@ -224,7 +220,7 @@ class CorpusIndex:
         self._check_open()
         prints = prints_of(engine.model, engine.tokenizer)
         check_prints(str(self.path), self._prints, prints)
-        self._model = self._model or prints[MODEL]  # the store's fingerprint may cover more dtypes
+        self._model = self._model or prints["model"]  # the store's may cover more dtypes
         every = () if engine.drafter is None else within(engine.drafter)
         read = {r.scope for r in every if isinstance(r, RestDrafter) and r.corpus is self}
         if read and scope != GLOBAL and scope not in read:
@@ -251,7 +247,7 @@ class CorpusIndex:
     @property
     def _prints(self) -> dict[str, str | None]:
         """The fingerprints of the tokenizer, and of the model that writes appended text."""
-        return {**self._view.catalogue.fingerprints, MODEL: self._model}
+        return {**self._view.catalogue.fingerprints, "model": self._model}
 
     def flush(self) -> None:
         """Write the appended text to disk now."""
@@ -313,7 +309,7 @@ class CorpusIndex:
                 "depth": catalogue.depth,
                 "segments": catalogue.parameters["segments"],
                 "scopes": dict(scopes),
-                "tokenizer": catalogue.fingerprints.get(TOKENIZER),
+                "tokenizer": catalogue.fingerprints.get("tokenizer"),
                 "model": self._model,
                 "waiting": self._buffer.tokens,
                 "dropped": self._buffer.dropped,
@@ -355,8 +351,8 @@ class CorpusIndex:
         catalogue = revision.catalogue
         self._check_same(catalogue)
         if self._model is not None:
-            check_prints(str(self.path), catalogue.fingerprints, {MODEL: self._model})
-            prints = {MODEL: self._model, **catalogue.fingerprints}
+            check_prints(str(self.path), catalogue.fingerprints, {"model": self._model})
+            prints = {"model": self._model, **catalogue.fingerprints}
             revision.catalogue = replace(catalogue, fingerprints=prints)
         limit = sys.maxsize if self._max_tokens is None else self._max_tokens
         largest = min(MERGED, max(self._flush_tokens, limit // SHARE))
@@ -371,17 +367,17 @@ class CorpusIndex:
         view = open_view(self.path, self._verify, last=self._view)
         self._check_same(view.catalogue)
         self._view = view
-        self._model = view.catalogue.fingerprints.get(MODEL, self._model)
+        self._model = view.catalogue.fingerprints.get("model", self._model)
 
     def _check_same(self, catalogue: Catalogue) -> None:
         """Raise StoreError if another process built the corpus again with other parameters."""
-        before = self._view.catalogue
-        both = [(e.fingerprints.get(TOKENIZER), e.vocab_size, e.depth) for e in (catalogue, before)]
+        old = self._view.catalogue
+        both = [(e.fingerprints.get("tokenizer"), e.vocab_size, e.depth) for e in (catalogue, old)]
         if both[0] != both[1]:
             raise StoreError(
                 f"{self.path} was built again meanwhile, with another tokenizer, vocabulary or "
                 f"depth (now {catalogue.vocab_size} ids sorted to {catalogue.depth} tokens, before "
-                f"{before.vocab_size} to {before.depth}); open it again."
+                f"{old.vocab_size} to {old.depth}); open it again."
             )
 
 

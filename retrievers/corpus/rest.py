@@ -62,7 +62,6 @@ class RestDrafter(Drafter):
         "REST",
         make=lambda sources: sources.past(),
         needs=frozenset({"store"}),
-        uses=frozenset({"store"}),
         colour=1,
     )
 
@@ -86,9 +85,7 @@ class RestDrafter(Drafter):
             raise InputError(f"longest + depth is {both}; expected at most {corpus.depth}.")
         if shorter is None:
             shorter = [length for length in DraftOptions().shorter if length >= shortest]
-        self.name = name
-        self.corpus = corpus
-        self.scope = checked_scope(scope)
+        self.name, self.corpus, self.scope = name, corpus, checked_scope(scope)
         self.options = DraftOptions(longest, depth, shorter=tuple(shorter))
 
     def fits(self, model: object = None, tokenizer: object = None) -> None:
@@ -109,8 +106,7 @@ class RestSession(DraftSession):
     """A snapshot of a corpus for one row; see `RestDrafter`."""
 
     def __init__(self, drafter: RestDrafter, segments: Sequence[Segment]) -> None:
-        self._drafter = drafter
-        self._segments = segments
+        self._drafter, self._segments = drafter, segments
         self.matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:

@@ -49,8 +49,7 @@ class AppendBuffer:
     """
 
     def __init__(self, vocab_size: int, depth: int) -> None:
-        self._vocab_size = vocab_size
-        self._depth = depth
+        self._vocab_size, self._depth = vocab_size, depth
         self.documents: dict[str, list[Document]] = {}
         # Segments of a scope have its oldest documents; the least recently read scope comes first.
         self._segments: dict[str, list[Segment]] = {}
@@ -116,8 +115,7 @@ class Revision:
     """
 
     def __init__(self, folder: Path, store: OpenStore | None, catalogue: Catalogue) -> None:
-        self.folder = folder
-        self.catalogue = catalogue
+        self.folder, self.catalogue = folder, catalogue
         # By name of a segment of an older generation, that generation.
         self._stores = {} if store is None else {r.name: store for r in catalogue.segments}
 

@@ -78,7 +78,6 @@ class DraftOptions:
         max_depth: Most levels of a draft.
         rows, contexts: Most occurrences, and most suffixes, used in one look-up.
         shorter: Lengths of the suffixes to fall back on, descending.
-        followed, followed_after_miss: See FOLLOWED and FOLLOWED_AFTER_MISS.
     """
 
     max_match: int = 16
@@ -86,8 +85,6 @@ class DraftOptions:
     rows: int = 48
     contexts: int = 2
     shorter: tuple[int, ...] = (6, 4, 3, 2, 1)
-    followed: tuple[float, ...] = FOLLOWED
-    followed_after_miss: tuple[float, ...] = FOLLOWED_AFTER_MISS
 
     def __post_init__(self) -> None:
         for name in ("max_match", "max_depth", "rows", "contexts"):
@@ -95,19 +92,16 @@ class DraftOptions:
                 raise InputError(f"{name} is {getattr(self, name)}; expected 1 to {_MOST}.")
         if any(a <= b for a, b in zip(self.shorter, (*self.shorter, 0)[1:], strict=True)):
             raise InputError(f"shorter is {self.shorter}; expected descending lengths above 0.")
-        for table in (self.followed, self.followed_after_miss):
-            if not table or not all(0.0 <= p <= 1.0 for p in table):
-                raise InputError(f"got probabilities {table}; expected numbers from 0 to 1.")
 
     @cached_property
     def chances(self) -> Floats:
         """Probability of each depth, first or after a miss: f64 [2, max_match + 1, max_depth]."""
         table = np.empty((2, self.max_match + 1, self.max_depth))
-        last = len(self.followed) - 1
+        last = len(FOLLOWED) - 1
         for length in range(self.max_match + 1):
-            onward = [self.followed[min(length + d, last)] for d in range(self.max_depth)]
+            onward = [FOLLOWED[min(length + d, last)] for d in range(self.max_depth)]
             table[0, length] = np.multiply.accumulate(onward)
-            onward[0] = self.followed_after_miss[min(length, len(self.followed_after_miss) - 1)]
+            onward[0] = FOLLOWED_AFTER_MISS[min(length, len(FOLLOWED_AFTER_MISS) - 1)]
             table[1, length] = np.multiply.accumulate(onward)
         return table
 

@@ -22,7 +22,6 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
-NAME = "knn"
 TOGETHER = 16  # nodes of a draft that are searched with the root, in one pass over the keys
 AHEAD = 10  # keys behind a neighbour that are cached with it
 CACHED = 1 << 14  # most keys of a cache, by default
@@ -117,7 +116,7 @@ class KnnQuery:
 class KnnTransform(Transform, RowTransform):
     """The part that both transforms share; each serves one text."""
 
-    name = NAME
+    name = "knn"
     needs = Needs(hidden_states=(LAST,))
 
     def __init__(self, knn: Knn) -> None:

@@ -144,8 +144,7 @@ class ContextSession(DraftSession):
         nodes: list[_Node] = []
         if budget < 1 or depth < 1:
             return nodes
-        heap: list[_Offer] = []
-        taken: set[tuple[int, int]] = set()
+        heap, taken = list[_Offer](), set[tuple[int, int]]()
         state = self._index.match()
         self._matches(heap, ROOT, 1, state, self._index.length[state], 1.0)
         while heap and len(nodes) < budget:

@@ -75,8 +75,7 @@ class NextTokenDrafter(Drafter):
         """Raise StoreError if an engine's target lacks token ids of the table."""
         if isinstance(model, CausalTarget) and self._size > model.vocab_size:
             raise StoreError(
-                f"{self.path} has {self._size} token ids, the model {model.vocab_size}; expected a "
-                "table of this model."
+                f"{self.path} has {self._size} token ids; expected the model's {model.vocab_size}."
             )
 
     def open(self, request: DraftRequest) -> "NextTokenSession":

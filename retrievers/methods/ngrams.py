@@ -40,8 +40,7 @@ class NGramPool:
     """
 
     def __init__(self, level: int, guess: int) -> None:
-        self.level = level
-        self.guess = guess
+        self.level, self.guess = level, guess
         self._lists: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, ngram: Sequence[int]) -> None:
@@ -101,8 +100,7 @@ class NGramSession(DraftSession):
     """The pool of one text; see `NGramDrafter`."""
 
     def __init__(self, drafter: NGramDrafter, request: DraftRequest) -> None:
-        self._drafter = drafter
-        self._vocab_size = request.vocab_size
+        self._drafter, self._vocab_size = drafter, request.vocab_size
         self._pool = NGramPool(drafter.level, drafter.guess)
         for text in request.texts:
             self._pool.add_text(text.tokens)

@@ -66,7 +66,6 @@ class Rapid(Combined):
         "RAPID",
         make=lambda sources: Rapid(sources.draft_model),
         needs=frozenset({"draft model"}),
-        uses=frozenset({"draft model"}),
         colour=5,
     )
 

@@ -142,10 +142,9 @@ class RasdSession(FuseSession):
             return surviving
         try:
             for node, tokens, chances in source.session.distributions() or ():
-                surviving[node] = set(tokens[:rank])
-                if least:
-                    rest = zip(tokens[rank:], chances[rank:], strict=True)
-                    surviving[node].update(token for token, chance in rest if chance >= least)
+                rest = zip(tokens[rank:], chances[rank:], strict=True)
+                likely = (token for token, chance in rest if chance >= least > 0.0)
+                surviving[node] = {*tokens[:rank], *likely}
         except Exception:  # its tree may still be good
             source.count += 1
             self._model = None
@@ -162,8 +161,7 @@ class RasdSession(FuseSession):
             surviving: The tokens that survive at each node that has a distribution.
         """
         share = self.share
-        at: list[int | None] = []  # the same node of the draft tree
-        scale: list[float] = []
+        at, scale = list[int | None](), list[float]()  # the same node of the draft tree
         claimed = tree.accept_prob.tolist()
         for node, (parent, token) in enumerate(_pairs(tree)):
             above, factor = (ROOT, 1.0) if parent == ROOT else (at[parent], scale[parent])

@@ -137,8 +137,7 @@ class NeighbourDrafter(Drafter):
         orders: int = LONGEST,
         reads_prompt: bool = True,
     ) -> None:
-        self.table = table
-        self.orders = orders
+        self.table, self.orders = table, orders
         # By owner and vocabulary, the last used one last.
         self._tables: dict[tuple[str, int], NeighbourTable] = {}
         self.needs = Needs(k if table is None else table.k, prompt_top_tokens=reads_prompt)
@@ -235,9 +234,7 @@ def grow(
         budget, deepest: Most nodes, and most levels.
         siblings: Whether more than the best token after a place is drafted.
     """
-    tokens: list[int] = []
-    parents: list[int] = []
-    accept_prob: list[float] = []
+    tokens, parents, accept_prob = list[int](), list[int](), list[float]()
     places = [place]
     heap: list[tuple[float, int, int, int, int, float, NeighbourRow]] = []
     number = count()

@@ -160,8 +160,13 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
         """
         guesses: list[Guess[Query, ItemT]] = []
         for _ in range(plan.strides):
-            stride, ended = self._stride(answer) if ahead is None else ahead
-            ahead = None
+            if ahead is None:
+                began = time.perf_counter()
+                ahead = self.write(answer, self.strides)
+                milliseconds = self._note("write", began)
+                if self.strides:
+                    self.schedule.strides.append(milliseconds)
+            (stride, ended), ahead = ahead, None
             self.strides.append(stride)
             self.answers.append(answer)
             if ended:
@@ -177,14 +182,6 @@ class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
             guesses.append(Guess(query, answer, best))
             self._note("guess", began)
         return guesses, False
-
-    def _stride(self, answer: ItemT) -> tuple[StrideT, bool]:
-        began = time.perf_counter()
-        written = self.write(answer, self.strides)
-        milliseconds = self._note("write", began)
-        if self.strides:
-            self.schedule.strides.append(milliseconds)
-        return written
 
     def _check(
         self, plan: StridePlan, guesses: Sequence[Guess[Query, ItemT]], worker: Executor | None

@@ -46,7 +46,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, plain: list[int]) -> Itera
 
 
 def test_the_tables_of_the_command_line_are_those_of_the_methods() -> None:
-    assert set(STORED) == {name for name in METHODS if "store" in METHODS[name].uses}
+    assert set(STORED) == {n for n, m in METHODS.items() if "store" in m.needs | m.uses}
     assert set(UNLISTED) == NAMES["drafter"].keys() - METHODS.keys()
     needs = {name for name in METHODS if METHODS[name].needs}
     assert needs == {*NEEDS["store"], *NEEDS["draft model"]}

@@ -70,7 +70,6 @@ class ModelDrafter(Drafter):
         "Leviathan 2023",
         make=lambda sources: ModelDrafter(sources.draft_model),
         needs=frozenset({"draft model"}),
-        uses=frozenset({"draft model"}),
         colour=3,
     )
     looks_up = False
@@ -94,12 +93,10 @@ class ModelDrafter(Drafter):
         self.model = draft_target(model)
         chains = self.model.chains
         self.settings = GrowthSettings.checked(mode, depth, width, min_expected_gain, chains)
-        self.kind = self.settings.kind
-        self.static = static
+        self.kind, self.name, self.static = self.settings.kind, name, static
         self._stepping = functools.cache(functools.partial(open_static, self.model))
         if static != "auto":
             self._stepping(static)
-        self.name = name
 
     def open(self, request: DraftRequest) -> ModelSession:
         """Return a session whose cache already contains the prompt."""
@@ -198,5 +195,4 @@ FUSED = Method(
     "ours",
     make=lambda sources: [resolve("drafter", "context")(), *sources.models()],
     needs=frozenset({"draft model"}),
-    uses=frozenset({"draft model"}),
 )

@@ -65,8 +65,7 @@ class TreeShape:
         """
         most = levels[0] if levels else 0
         above: list[tuple[int, int]] = [(1, ROOT)]
-        parents: list[int] = []
-        ranks: list[int] = []
+        parents, ranks = list[int](), list[int]()
         for size in levels:
             offers = sorted((w * (rank + 1), at, rank) for w, at in above for rank in range(most))
             if not 1 <= size <= len(offers):

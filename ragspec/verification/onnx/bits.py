@@ -43,7 +43,7 @@ def batches_agree(vocab_size: int, run: Run, run_together: RunTogether) -> bool:
         if not torch.equal(torch.cat(parts, 1), together):
             return False
         for row in (*alone, *among):
-            row.advance(width)
+            row.pending += width
         start += width
     return True
 
@@ -76,6 +76,6 @@ def _cuts_agree(run: Run, text: Tensor) -> bool:
         for places in torch.split(torch.arange(length)[None], widths, 1):
             view = TreeView(row.extent, places, places, None)
             parts += run([row], [view], text[:, places[0]], none, ("states",))
-            row.advance(places.shape[1])
+            row.pending += places.shape[1]
         read.append(torch.cat(parts, 1))
     return all(torch.equal(states, read[0]) for states in read)

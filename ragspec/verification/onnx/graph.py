@@ -19,15 +19,7 @@ import torch
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from ragspec.models.quantized import (
-    GROUP,
-    IN_MEMORY,
-    MICROSOFT,
-    BlockLinear,
-    Place,
-    declared,
-    serialized,
-)
+from ragspec.models.quantized import GROUP, MICROSOFT, BlockLinear, Place, declared, serialized
 from ragspec.types import PreTrainedConfig, PreTrainedModel
 from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.reading import usual_taps
@@ -369,7 +361,7 @@ def declare(
     weights = [
         numpy_helper.from_array(weight.numpy(), name)
         if weight.dtype == torch.int64
-        else declared(name, weight, places.get(name, IN_MEMORY))
+        else declared(name, weight, places.get(name))
         for name, weight in graph.weights.items()
     ]
     return serialized(helper.make_graph(graph.nodes, "model", every, results, weights))

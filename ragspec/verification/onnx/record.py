@@ -29,5 +29,4 @@ def read_record(folder: Path) -> dict[str, Any]:
     digest, _, text = (folder / RECORD).read_text(encoding="utf-8").partition("\n")
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise ValueError(f"{RECORD} has changed")
-    record: dict[str, Any] = json.loads(text)
-    return record
+    return dict(json.loads(text))

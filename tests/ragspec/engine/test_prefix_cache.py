@@ -174,7 +174,7 @@ def test_a_resumed_text_needs_no_prefill() -> None:
     second = request.generate(prompt, resume_from=first.tokens, **options)
     assert (first.report.prefill_forwards, second.report.prefill_forwards) == (1, 0)
     assert second.report.prefill_tokens == 0
-    whole = joined([first.report, second.report], second.tokens, 1.0)
+    whole = joined([first.report, second.report], second.tokens, 1.0, None)
     assert (second.report.cached_tokens, whole.cached_tokens) == (len(prompt), 0)
     assert second.report.steps == second.report.forward_passes
 
@@ -229,7 +229,7 @@ def test_memory_is_proportional_to_the_tokens_of_running_texts() -> None:
 def filled(length: int) -> SequenceCache:
     cache, part = SequenceCache(length), torch.zeros(1, 2, length, 4)
     cache.write(0, part, part)
-    cache.advance(length)
+    cache.pending = length
     cache.commit(range(length))
     return cache
 

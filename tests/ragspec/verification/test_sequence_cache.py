@@ -96,14 +96,14 @@ def test_buffers_grow_by_an_eighth_and_are_views_otherwise() -> None:
         cache.commit([0])
     assert cache.layers(1)[0][0].data_ptr() == before, "a step copied the cache"
     write([cache], [[64, 65]])
-    assert cache.capacity == 66 + 66 // 8
+    assert cache.buffers.capacity == 66 + 66 // 8
     cache.commit([0, 1])
     assert held(cache) == list(range(66))
     cache.compact()
-    assert cache.capacity == 66 + 66 // 8
+    assert cache.buffers.capacity == 66 + 66 // 8
     large = cache.prefix(66, 400)
     large.compact()
-    assert large.capacity == 66 and held(large) == list(range(66))
+    assert large.buffers.capacity == 66 and held(large) == list(range(66))
 
 
 def test_sizes_for_the_mask_count_speculative_slots() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
+from ragspec.retrievers.indexes import segment
 from ragspec.retrievers.indexes.lookup import compiled
 from ragspec.retrievers.indexes.segment import (
     Arrays,
@@ -26,17 +27,19 @@ from tests.retrievers.indexes.test_suffix_array import naive
 @pytest.mark.parametrize(
     ("name", "value"),
     [("rows", 0), ("rows", 10**6), ("max_depth", -1), ("contexts", 0), ("shorter", (2, 2))]
-    + [("shorter", (3, 0)), ("followed", (2.0,)), ("followed_after_miss", ())],
+    + [("shorter", (3, 0))],
 )
 def test_options_out_of_range_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InputError):
         DraftOptions(**{name: value})
 
 
-def test_chances_multiply_along_the_path_and_the_last_entry_holds_on() -> None:
-    options = DraftOptions(
-        max_match=3, max_depth=3, followed=(0.0, 0.5, 0.75), followed_after_miss=(0.0, 0.25)
-    )
+def test_chances_multiply_along_the_path_and_the_last_entry_holds_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segment, "FOLLOWED", (0.0, 0.5, 0.75))
+    monkeypatch.setattr(segment, "FOLLOWED_AFTER_MISS", (0.0, 0.25))
+    options = DraftOptions(max_match=3, max_depth=3)
     expected = np.array([0.5, 0.5 * 0.75, 0.5 * 0.75 * 0.75])
     np.testing.assert_allclose(options.chances[0, 1], expected)
     np.testing.assert_allclose(options.chances[1, 1], expected / 2)  # 0.25 at first, not 0.5

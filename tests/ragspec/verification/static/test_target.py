@@ -316,7 +316,7 @@ def test_buffers_move_only_to_grow_and_keep_their_contents() -> None:
     stacks.reserve(SLOTS)
     assert addresses(stacks) == before
     stacks.reserve(SLOTS + 1)
-    assert stacks.slots == row.capacity == 2 * SLOTS
+    assert stacks.slots == row.buffers.capacity == 2 * SLOTS
     for buffer, old in zip(stacks.buffers, held, strict=True):
         assert torch.equal(buffer[:, :, :, :SLOTS], old)
         assert not buffer[:, :, :, SLOTS:].any()
