@@ -169,8 +169,7 @@ class Source:
             check(tree, self._vocab_size)
             if len(tree) and tree.kind is not self.drafter.kind:
                 raise InputError(
-                    f"drafter {self.name!r} proposed a {tree.kind.value!r} tree; it declares "
-                    f"{self.drafter.kind.value!r}."
+                    f"drafter {self.name!r} declares {self.drafter.kind}; it proposed {tree.kind}."
                 )
         except Exception as error:
             self.fault(error)
@@ -218,8 +217,7 @@ class Source:
         self.session = None
         warnings.warn(
             f"drafter {self.name!r} is switched off for this text (faults: {self.count}); "
-            "under an exact rule the output is not affected. Last: "
-            f"{type(error).__name__}: {error}",
+            f"under an exact rule the output is the same. Last: {type(error).__name__}: {error}",
             RuntimeWarning,
             stacklevel=4,
         )

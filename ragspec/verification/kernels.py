@@ -131,9 +131,8 @@ def with_sinks(out: Tensor, weight: Tensor, sinks: Tensor | None) -> Tensor:
 def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries [B * groups, share, n, width] and their keys and values, expanded views."""
     share = query.shape[1] // key.shape[1]
-    folded = query.reshape(-1, share, *query.shape[2:])
     key, value = (each.flatten(0, 1)[:, None].expand(-1, share, -1, -1) for each in (key, value))
-    return folded, key, value
+    return query.reshape(-1, share, *query.shape[2:]), key, value
 
 
 def behind(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:

@@ -226,8 +226,7 @@ class TreeSession(TargetSession):
         by_row = zip(*parts, strict=True)
         self.hidden += [HiddenStates(dict(zip(states, row, strict=True))) for row in by_row]
         returned = last if narrows and LAST in states else computed
-        rows = _split(logits[0], list(map(len, returned)))
-        return [each[-1:] if ends else each for each in rows]
+        return [each[-1:] if ends else each for each in _split(logits[0], list(map(len, returned)))]
 
     @property
     def _runs_alone(self) -> bool:

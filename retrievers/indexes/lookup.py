@@ -233,6 +233,5 @@ def draft(
         return none, none, np.empty(0), match[0]
     outer = bucket(suffixes, buckets, tail)
     places, context, weights = collect(text, tail, match, outer, caps, shorter, chances)
-    limits = (budget, depth, len(buckets) - 1)
-    chosen, accept_prob = grow(tokens, places, context, weights, limits)
+    chosen, accept_prob = grow(tokens, places, context, weights, (budget, depth, len(buckets) - 1))
     return chosen[0], chosen[1], accept_prob, match[0]

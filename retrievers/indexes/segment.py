@@ -266,8 +266,7 @@ class Segment:
         """Return the last tokens of the context that follow the last id outside the vocabulary."""
         if not 1 <= length <= self.depth:
             raise InputError(
-                f"max_match is {length}; expected 1 to {self.depth}, to which the segment is "
-                "sorted. Ask for less, or build it deeper."
+                f"max_match is {length}; expected 1 to {self.depth}. Ask for less, or build deeper."
             )
         tail = context[-length:]
         if tail and (min(tail) < 0 or max(tail) >= self.vocab_size):

@@ -13,8 +13,6 @@ from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-import numpy as np
-
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Ratio
 from ragspec.drafters.method import Method
 from ragspec.needs import Needs
@@ -247,6 +245,6 @@ class ContextSession(DraftSession):
             [node.token for node in nodes],
             [node.parent for node in nodes],
             ContextDrafter.name,
-            accept_prob=np.array([-node.cost for node in nodes], dtype=np.float32),
+            accept_prob=[-node.cost for node in nodes],
             origin=[origin(p) for p in place],
         )

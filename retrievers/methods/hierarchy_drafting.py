@@ -160,9 +160,6 @@ class HierarchySession(SourcesSession):
 
 
 def _over(sources: Sources) -> HierarchyDrafter:
-    answers, text = sources.history, sources.corpus
-    return HierarchyDrafter(
-        model_store=None if answers is None else answers.drafter(sources.scope, name=ANSWERS),
-        corpus=None if text is None else text.drafter(sources.scope, name=TEXT),
-        lookahead=sources.top_k_feedback,
-    )
+    named = (sources.history, ANSWERS), (sources.corpus, TEXT)
+    stores = [each and each.drafter(sources.scope, name=name) for each, name in named]
+    return HierarchyDrafter(*stores, lookahead=sources.top_k_feedback)

@@ -68,12 +68,9 @@ class LookupSession(DraftSession):
             return DraftTree.empty()
         copied = self._tokens[start : start + n].tolist()
         copied = copied[: copied.index(_BORDER)] if _BORDER in copied else copied
-        return DraftTree.chain(
-            copied,
-            self._drafter.name,
-            accept_prob=chain_accept_prob(self.matched, len(copied)),
-            origin=[self._text.origin(start + i) for i in range(len(copied))],
-        )
+        chances = chain_accept_prob(self.matched, len(copied))
+        origin = [self._text.origin(start + i) for i in range(len(copied))]
+        return DraftTree.chain(copied, self._drafter.name, accept_prob=chances, origin=origin)
 
     def _find(self) -> int:
         """Return the position behind the match, to copy from, -1 without a match."""

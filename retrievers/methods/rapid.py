@@ -243,8 +243,6 @@ class SteeredText(RowTransform):
                 self._slots[node] = slot + len(taken)
                 taken.append(node)
         if taken:
-            rows = self._cache.extend(
-                [int(tokens[node]) for node in taken],
-                [self._slots[int(parents[node])] for node in taken],
-            )
+            above = [self._slots[int(parents[node])] for node in taken]
+            rows = self._cache.extend([int(tokens[node]) for node in taken], above)
             self._logits.update((node, rows[i : i + 1]) for i, node in enumerate(taken))

@@ -59,12 +59,9 @@ class MatchSession(DraftSession):
         # Text that repeats is likely to repeat again: behind its end the copy itself is copied.
         copied = islice(cycle(automaton.tokens[start : start + n]), n)
         tokens = list(takewhile(lambda token: token < automaton.vocab_size, copied))
-        return DraftTree.chain(
-            tokens,
-            MatchDrafter.name,
-            accept_prob=chain_accept_prob(self.matched, len(tokens)),
-            origin=[index.origin(start + i % (end - start)) for i in range(len(tokens))],
-        )
+        chances = chain_accept_prob(self.matched, len(tokens))
+        origin = [index.origin(start + i % (end - start)) for i in range(len(tokens))]
+        return DraftTree.chain(tokens, MatchDrafter.name, accept_prob=chances, origin=origin)
 
 
 class Select(Combined):

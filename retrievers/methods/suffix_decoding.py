@@ -15,8 +15,6 @@ past outputs. Deviations:
 import math
 from heapq import heappop, heappush
 
-import numpy as np
-
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Combined, Fuse, SourcesSession, as_kind
 from ragspec.drafters.method import Method
@@ -151,7 +149,7 @@ class SuffixSession(SourcesSession):
             [node[3] for node in nodes],
             [node[1] for node in nodes],
             SuffixDrafter.name,
-            accept_prob=np.array([-node[0] * follows[node[2]] for node in nodes], dtype=np.float32),
+            accept_prob=[-node[0] * follows[node[2]] for node in nodes],
             origin=[self._index.origin(self._index.automaton.cited[node[4]]) for node in nodes],
         )
 

@@ -236,12 +236,8 @@ class DraftCache:
         # One array, so that it takes one copy to the device.
         numbers = torch.from_numpy(np.array([[*positions, *tokens]])).to(device)
         m = len(positions)
-        view = TreeView(
-            length=len(self),
-            positions=numbers[:, m - n : m],
-            slot_positions=numbers[:, :m],
-            related=None if visible is None else torch.from_numpy(visible)[None].to(device),
-        )
+        related = None if visible is None else torch.from_numpy(visible)[None].to(device)
+        view = TreeView(len(self), numbers[:, m - n : m], numbers[:, :m], related)
         self.forwards += 1
         batch = Batch([self._cache], [view])  # a graph writes into buffers that have room
         return self._fitted(self.model.forward(numbers[:, m:], batch, keep)[0])

@@ -175,19 +175,17 @@ def draft_target(model: Model) -> CausalTarget:
     Raises:
         UnsupportedModelError: Drafts could not be removed from the model's cache.
     """
-    if isinstance(model, CausalTarget):
-        target = model
-    else:
+    if not isinstance(model, CausalTarget):
         check_scope(model)
-        target = CausalTarget(model)
-    states = state_layers(target.config)
-    if states or isinstance(target, PathTarget):
+        model = CausalTarget(model)
+    states = state_layers(model.config)
+    if states or isinstance(model, PathTarget):
         reason = f"layers of kind {', '.join(sorted(states))}" if states else "no tree attention"
         raise UnsupportedModelError(
-            f"{type(target.loaded).__name__} cannot draft: it has {reason}, so a draft could not "
+            f"{type(model.loaded).__name__} cannot draft: it has {reason}, so a draft could not "
             "be taken back from its cache. Use a draft model of attention layers only."
         )
-    return target
+    return model
 
 
 FUSED = Method(

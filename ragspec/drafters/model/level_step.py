@@ -83,7 +83,7 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         self._model, self._masks = target.model, masks
         self._keeps, self._input_size = target.keeps_logits, target.input_size
         self._windows = tuple(dict.fromkeys(masks.windows.values()))
-        self._bounds = read.bounds
+        self._bounds = [(0, shape.pending), *read.bounds]
         picks = (read.picks(level, shape.choices) for level in range(len(read.bounds)))
         self._picks = [torch.tensor(each, device=device) for each in picks]
         self._chain = _still(range(ROOT, shape.pending - 1), device)
@@ -101,16 +101,16 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         lengths, count = self.packet[:, pending], self.packet[:, pending + 1]
         chain = self._chain.behind(lengths)
         masks = self._visible(chain, lengths - 1)
-        logits = self._forward(0, self.packet[:, :pending], chain, masks, (0, pending), count - 1)
+        logits = self._forward(0, self.packet[:, :pending], chain, masks, count - 1)
         choices = [self._best(logits)]
         base = lengths + count
         tree = self._tree.behind(base)
-        masks = self._visible(tree, base - 1) if self._bounds else []
-        for level, bounds in enumerate(self._bounds):
-            tokens = choices[-1][0].reshape(-1).index_select(0, self._picks[level])
+        masks = self._visible(tree, base - 1) if self._picks else []
+        for level, picks in enumerate(self._picks, 1):
+            tokens = choices[-1][0].reshape(-1).index_select(0, picks)
             if self._input_size < self.shape.vocab_size:
                 tokens = tokens.clamp_max(self._input_size - 1)  # of probability 0; never kept
-            logits = self._forward(level + 1, tokens[None], tree, masks, bounds, None)
+            logits = self._forward(level, tokens[None], tree, masks, None)
             choices.append(self._best(logits))
         values = torch.cat([value for _, value in choices])
         tokens = torch.cat([token for token, _ in choices])
@@ -127,20 +127,14 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         return [layout.windowed(plain, counters, window) for window in self._windows]
 
     def _forward(
-        self,
-        number: int,
-        tokens: Tensor,
-        layout: Layout,
-        visible: Sequence[Tensor],
-        bounds: tuple[int, int],
-        last: Tensor | None,
+        self, number: int, tokens: Tensor, layout: Layout, masks: list[Tensor], last: Tensor | None
     ) -> Tensor:
-        """Return the logits [n, V] of the queries in `bounds`, or only of the `last`, i64 [1]."""
-        span = slice(*bounds)
+        """Return the logits [n, V] of a level's queries, or only of the `last`, i64 [1]."""
+        span = slice(*self._bounds[number])
         self._columns[number].copy_(layout.columns[:, span])
-        masks = {w: each[:, None, span] for w, each in zip(self._windows, visible, strict=True)}
+        by_window = {w: each[:, None, span] for w, each in zip(self._windows, masks, strict=True)}
         keep = {"logits_to_keep": last} if self._keeps and last is not None else {}
-        inputs = tokens, layout.positions[:, span], self._masks.of(masks.__getitem__)
+        inputs = tokens, layout.positions[:, span], self._masks.of(by_window.__getitem__)
         logits = step_logits(self._model, *inputs, self._caches[number], **keep)[0]
         if last is not None and not keep:
             logits = logits.index_select(0, last)

@@ -115,8 +115,7 @@ class CachedGraph:
         """Write the graph of a target, unless the disk is full or read-only."""
         if not isinstance(target.output_head, BlockLinear):
             return
-        cost = ForwardCost.probe(target.time_forward, target.max_length, rounds=ROUNDS)
-        target.known_cost = cost
+        target.known_cost = ForwardCost.probe(target.time_forward, target.max_length, rounds=ROUNDS)
         size = 5 * sum(weight.nbytes for weight in target.model.parameters())  # packed and copied
         fill(self.folder, size, lambda whole: _write(whole, target, tokenizer))
         with contextlib.suppress(OSError):
@@ -226,13 +225,11 @@ class StandIn(nn.Module):
         self.model.layers = nn.ModuleList(nn.Module() for _ in range(self.config.num_hidden_layers))
         parts = {part: tensors[f"logits.{part}"] for part in HEAD if f"logits.{part}" in tensors}
         self.head = BlockLinear(**parts)
-        self.embedding: nn.Module
+        self.embedding: nn.Module = BlockEmbedding(self.head, record["factor"])
         if "embedding" in tensors:
             rows = tensors["embedding"]
             rows = rows if record["factor"] == 1.0 else rows * record["factor"]
             self.embedding = nn.Embedding(rows.shape[0], rows.shape[1], _weight=rows)
-        else:
-            self.embedding = BlockEmbedding(self.head, record["factor"])
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, past_key_values: Cache, logits_to_keep: int

@@ -117,10 +117,9 @@ def foreign(model: PreTrainedModel) -> str:
 def _customised(model: nn.Module) -> str:
     """Return which module of a model computes in another way than its class says, "" for none."""
     for name, module in model.named_modules():
-        linear = name.endswith(("_proj", "lm_head"))
         plain = all(type(each.data) is Tensor for each in module.parameters(recurse=False))
         replaced = "forward" in module.__dict__ or module._compiled_call_impl is not None
-        other = linear and type(module) not in (nn.Linear, BlockLinear)
+        other = name.endswith(("_proj", "lm_head")) and type(module) not in (nn.Linear, BlockLinear)
         if module._forward_hooks or module._forward_pre_hooks or replaced or other or not plain:
             return f"its {name or 'model'} was changed"
     return ""
