@@ -111,7 +111,7 @@ def test_only_a_table_in_the_folder_of_its_model_is_used(
     for each in (drafter, copy.deepcopy(drafter), pickle.loads(pickle.dumps(drafter))):
         assert drafted(each, [0, 3, 4, 5], 4, True) == [9, 8]
     write(tmp_path / "model" / "next_tokens.npy", {(1,): {5000: 9}})
-    with pytest.raises(StoreError, match="has 5001 token ids, the model 97"):
+    with pytest.raises(StoreError, match="has 5001 token ids; expected the model's 97"):
         Engine.from_pretrained(tmp_path / "model", dtype="float32")
     with pytest.raises(InputError, match="got None as a table of next tokens; expected a path"):
         NextTokenDrafter(None)
