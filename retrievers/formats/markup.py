@@ -12,13 +12,15 @@ _RAW, _ITEM = r"<(?:pre|script|style|textarea)\b", r"(?:[-*+]|\d{1,9}[.)])[ \t]|
 _RULE = r"(?:(?:[-*_][ \t]*){3,}|={3,}[ \t]*)$"
 _ENDS = rf"[ \t]*$| {{0,3}}(?:`{{3,}}[^`\n]*$|~{{3,}}|#{{1,6}}[ \t]|<!--|{_RAW}|{_ITEM}|{_RULE})"
 _LINES = rf".*(?:\n(?!{_ENDS}).*)*"  # to the end of a paragraph
+_UNDERLINE = r"\n {0,3}(?:={3,}|-{3,})[ \t]*$"
 MARKDOWN_PART = re.compile(
     r"^ {0,3}(?:(?:[-*+] |\d[.)] )?(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})(?s:.*?)"
     r"(?:\n {0,3}(?P=fence)[`~]*[ \t]*$|\Z)"
     rf"|<!--(?s:.*?)(?:-->|\Z)|{_RAW}(?s:.*?)(?:</(?:pre|script|style|textarea)>|\Z)"
     r"|#{1,6}[ \t]+(?P<hashed>\S.*)$"
-    rf"|{_RULE}|(?:[-*+][ \t]|>){_LINES}"
-    rf"|(?P<text>\S{_LINES})(?P<underline>\n {{0,3}}(?:={{3,}}|-{{3,}})[ \t]*$)?)",
+    rf"|{_RULE}|(?:[-*+][ \t]|[>|]){_LINES}"
+    rf"|(?:<.*>|\[[^]\n]+\]:.*|\#{{1,6}})[ \t]*$(?!{_UNDERLINE})"  # tags, and targets of links
+    rf"|(?P<text>\S{_LINES})(?P<underline>{_UNDERLINE})?)",
     re.M | re.I,
 )
 MAX_TITLE_LINES = 3  # as more lines above a rule are rather a paragraph

@@ -191,8 +191,10 @@ def test_headings_of_markdown_and_rst() -> None:
     fences = "# One\n```\n# no\n```\n~~~~ c\n```\n# no\n~~~~\n## Two\n" * 2
     assert [heading for _, heading in markdown_headings(fences)] == ["One", "Two"] * 2
     mixed = "```a b```\n\n ## One\n- a\nb\n---\n> c\n---\n***\n---\n1. ```\n# no\n   ```\n"
+    mixed += "<br>\nThree\n---\n[a]: b\nFour\n---\n|a|\n|-|\n|b|\n---\n"
     mixed += "<!--\n# no\n-->\n<PRE>\n# no\n</pre>\nTwo  \nwords\n---\na\nb\nc\nd\n---\n"
-    assert [heading for _, heading in markdown_headings(mixed)] == ["One", "Two words"]
+    titles = ["One", "Three", "Four", "Two words"]
+    assert [heading for _, heading in markdown_headings(mixed)] == titles
 
 
 def test_bundled_guide_is_readable(root: Path) -> None:
