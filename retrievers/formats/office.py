@@ -238,7 +238,7 @@ def repair(data: bytes) -> bytes:
     """Return an archive without what packages refuse, such as references to files that it lacks."""
     from lxml import etree
 
-    file, parser = BytesIO(data), etree.XMLParser(recover=True, resolve_entities=False)
+    file, parser = BytesIO(data), etree.XMLParser(resolve_entities=False)
     with ZipFile(file, "a") as archive:
         names = set(archive.namelist())
         for name in names:
@@ -248,11 +248,12 @@ def repair(data: bytes) -> bytes:
             for old, new in forms:
                 changed = re.sub(old, new, changed)
             root = etree.fromstring(part, parser) if is_list else etree.Element("none")
+            size = len(root)
             for each in root.findall("{*}Relationship"):
                 target = normpath(join("/", dirname(dirname(name)), each.get("Target", "")))
                 if each.get("TargetMode") != "External" and target[1:] not in names:
                     root.remove(each)
-                    changed = etree.tostring(root)
+            changed = etree.tostring(root) if len(root) < size else changed
             if changed != part:
                 archive.writestr(name, changed)
     return file.getvalue()
