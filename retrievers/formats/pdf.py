@@ -28,7 +28,8 @@ CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
 PILCROW = re.compile(r"[ \t]*¶(?=\s|$)")
 CUT_WORD = re.compile(r"\w+(?:\ufffe\w+)+")  # pdfium's mark of a hyphen at a line's end
 HYPHEN = re.compile(r"(?<=\w)\u2010\n(?=\w)")  # which it does not mark
-LINKING = re.compile("and|or|und|oder|bzw|sowie|et|ou|y|e|o")  # as behind "pre-"
+# As behind "pre-"; some of them also end words: "pock-et" and "pre- et post-op".
+LINKING = re.compile("(?:and|und|oder|bzw|sowie|y|e|o|(?:et|or|ou)(?=\\s+\\w+[-\ufffe]))(?![\\w-])")
 CODE = re.compile(r"(?:^|[\s(\"'])(?:--|\w+://|www\.|[.~]{0,2}/)\S*$")  # an option, address or path
 DIGITS = re.compile(r"\d{1,9}")
 WORD = re.compile(r"\w+(?:-\w+)*")
@@ -245,7 +246,7 @@ def cleaned(pages: Sequence[str], margins: Sequence[str] = ()) -> tuple[list[str
         is_new = (left + right).lower() not in words
         if is_new and CODE.search(text[max(0, word.start() - 99) : word.start()]):
             return word[0]
-        if is_new and LINKING.fullmatch(right) and not text.startswith("-", word.end()):
+        if is_new and LINKING.match(text, word.end() - len(right)):
             return f"{reduce(joined, parts[:-1])}- {right}"
         return reduce(joined, parts)
 
