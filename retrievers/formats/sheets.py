@@ -24,7 +24,7 @@ QUOTED = re.compile(r'(?<![^;,\t|\n]) *"[^"]*(?:""[^"]*)*"(?![^;,\t|\n])')  # a 
 ESCAPED = re.compile(r'(?<!\\)((?:\\\\)*)\\"')  # a quote behind a backslash
 # Comments and empty lines above a table.
 COMMENTS = re.compile(r"(?=[ \t\n]*(?:#|//))(?:(?:(?:#|//).*|[ \t]*)\n)+(?!#|//)(?=.*\S)")
-SEPARATOR = re.compile(r"sep=([;,|\t])(?=\n|$)", re.I)  # the first line of files that Excel writes
+SEPARATOR = re.compile(r"sep=([;,|\t])(?:\n|$)", re.I)  # the first line of files that Excel writes
 # Of a format of numbers: text, an escape, a gap, a currency or a colour; and a plain section.
 LITERAL = re.compile(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^]-]*))?[^]]*\]')
 LITERALS = r'((?:"[^"]*"|[\\_*].|\[[^]<=>]*\]|[^]["\\_*#?0.,;@/EG])*)'
@@ -135,14 +135,14 @@ def split_comments(text: str, delimiter: str) -> tuple[list[str], str, str]:
     """Return the lines of comments above a table, the table, and its delimiter, chosen if "".
 
     The last line with a mark names the columns if it has as many cells as the row below, and no
-    space behind its mark or a number in that row.
+    space behind its mark, a number in that row, or tabs between its cells.
     """
     head = COMMENTS.match(text)
     comments, table = head[0].split("\n") if head else [""], text[head.end() if head else 0 :]
     delimiter = delimiter or delimiter_of(table)
     row, last = table.partition("\n")[0].split(delimiter), comments[-2:][0].split(delimiter)
-    is_plain = not re.match("#[ #]|//", last[0]) or any(map(NUMBER.fullmatch, row))
-    if 1 < len(row) == len(last) and is_plain:
+    is_spaced = delimiter != "\t" and re.match("#[ #]|//", last[0])
+    if 1 < len(row) == len(last) and (not is_spaced or any(map(NUMBER.fullmatch, row))):
         return comments[:-2], "\n".join((comments[-2], table)), delimiter
     return comments[:-1], table, delimiter
 

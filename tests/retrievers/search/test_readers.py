@@ -487,6 +487,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("d.csv", write("\nA;B (x, y)\n1\u20282;3,5"), "A\tB (x, y)\nA: 1 2; B (x, y): 3,5", "", []),
     ("e.csv", write("On, High ($|EUR)\n1, 2"), "On\tHigh ($|EUR)\nOn: 1; High ($|EUR): 2", "", []),
     ("f.csv", write('1,"two\nlines"\n3,"x" y'), "1\ttwo lines\n3\tx y", "", ["some were removed"]),
+    ("g.tsv", write("# A b\tC\nx\ty"), "# A b\tC\n# A b: x; C: y", "", []),
     ("g.csv", write("sep=;\nA, x;B\n1,5;2"), "A, x\tB\nA, x: 1,5; B: 2", "", []),
     ("h.csv", write("A, x;B, y\n1,5;2,5"), "A, x\tB, y\nA, x: 1,5; B, y: 2,5", "", []),
     ("i.csv", write("a,b\nx,1\n\nT\nc,d\ny,2"), "a\tb\na: x; b: 1\n\nT\nc\td\nc: y; d: 2", "", []),
