@@ -22,16 +22,15 @@ ti ~  ha ^  rs \  <= ≤  >= ≥  != ≠  -> →  <- ←  +- ±  mu ×  de °  s
 ba |  la ⟨  ra ⟩  -- —  Tm ™  R ®  lt <  gt >  Ba |  C+ C++  Aq '  Bq „  ul _  mi −  sl /  br |
 pl +  AE Æ  ae æ  OE Œ  oe œ  /L Ł  /l ł  /O Ø  /o ø  aa ´  bv |  ci ○  dg †  if ∞  is ∫  mc µ  or |
 Lt <  Gt >  Am &  Le ≤  Ge ≥  Ne ≠  Pm ±  If ∞  pd ∂  S2 ²  ** ∗  12 ½  14 ¼  34 ¾  Eu €  Cs ¤"""
-_WORDS = _CHARACTERS.split()  # each name before its character
-CHARACTERS = dict(zip(_WORDS[::2], _WORDS[1::2], strict=True))
+CHARACTERS = dict(re.findall(r"(\S+) (\S+)", _CHARACTERS))
 LATIN = "ABGDEZYHIKLMNCOPRSTUFXQWabgdezyhiklmncoprstufxqw"
 GREEK = "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω"
 CHARACTERS |= {f"*{name}": letter for name, letter in zip(LATIN, GREEK, strict=True)}
 ACCENTS = dict(zip("'`^:~,vo", map(chr, (769, 768, 770, 776, 771, 807, 780, 778)), strict=True))
 SIGNS = {"e": "\\", "~": " ", "0": " ", "t": "\t"} | dict.fromkeys("&|^/,)%:{}acdEpruz!", "")
 ESCAPE = re.compile(
-    r"\\(?:[\"#].*|[fFnmMgkVY](?:\[[^\]]*\]|\(..|.)|s[-+]?(?:\[[^\]]*\]|\(..|\d)"
-    r"|(?:N'|\[char)(?P<code>\d{1,6})['\]]|[hvwlLDoxbNSHXZRCA]'[^']*'"
+    r"\\(?:[\"#].*|[fFnmMgkVY](?:\[[^\]]*\]|\(..|.)|s[-+]?(?:\[[^\]]*\]|\(..|'[^']*'|\d)"
+    r"|(?:N'|\[char)(?P<code>\d{1,6})['\]]|[hvwlLDoxbNSHXZRCA]'(?:\\w'[^']*'|[^'])*'"
     r"|\*?\[(?P<long>[^\]]*)\]|\*?\((?P<two>..)|\*(?P<one>.)"
     r"|(?P<sign>.)|$)"
 )
@@ -68,17 +67,8 @@ FONTS = frozenset({"B", "I", "SM", "SB", "R", "UR", "URL", "MT", "MTO", "FN", "q
 PAIRS = frozenset({"BR", "RB", "BI", "IB", "IR", "RI"})
 ENCLOSED = {"Op": "[]", "Bq": "[]", "Pq": "()", "Aq": "<>", "Dq": "“”", "Sq": "‘’", "Ql": "‘’"}
 ENCLOSED |= {"Brq": "{}", "OP": "[]", "Qq": '"\b"'}
-BLOCKS = {"Oo": "[", "Oc": "]", "Po": "(", "Pc": ")", "Ao": "<", "Ac": ">", "Do": "“", "Dc": "”"}
-BLOCKS |= {
-    "Bo": "[",
-    "Bc": "]",
-    "Bro": "{",
-    "Brc": "}",
-    "So": "‘",
-    "Sc": "’",
-    "Qo": '"\b',
-    "Qc": '\b"',
-}
+_BLOCKS = "Oo [ Oc ] Po ( Pc ) Ao < Ac > Do “ Dc ” Bo [ Bc ] Bro { Brc } So ‘ Sc ’"
+BLOCKS = dict(re.findall(r"(\S+) (\S+)", _BLOCKS)) | {"Qo": '"\b', "Qc": '\b"'}
 # Macros of mdoc that stand for a text with their arguments, and the short names of standards.
 NAMES = {
     "Fn": "{}({})", "In": "<{}>", "Lb": "library “{}”", "St": "{}", "At": "{} AT&T UNIX",
@@ -95,14 +85,12 @@ STANDARDS = {
 MARKS = frozenset(".,;:?!)]")
 # Macros of mdoc that give a font or a link, and such without a text of their own.
 SILENT = re.compile(
-    r"A[dnr]|C[dm]|Dv|E[comrv]|F[acdlt]|Ic|L[ik]|M[st]|N[mos]|P[af]|S[xy]|T[an]|V[at]|X[cor]"
+    r"A[dnr]|C[dm]|Dv|E[comrv]|F[acdlot]|Ic|L[ik]|M[st]|N[mos]|P[af]|S[xy]|T[an]|V[at]|X[cor]"
 )
 ENDING = re.compile("|".join([r"[.,;:?!)\]]", SILENT.pattern, *ENCLOSED, *BLOCKS, *NAMES]))
 _QUIET = "Bd Bf Bk Bl Db Dd Dt Ef Ek El Os Re Rs Sm Tg"
 QUIET = frozenset(_QUIET.split())
 USUAL = {*HTML, *FONTS, *PAIRS, *QUIET, "TH", "TS", "TE"}
-
-
 SENTENCES = {
     "Bt": "{} is currently in beta test.",
     "Ud": "currently under development.",
@@ -329,7 +317,9 @@ def table(lines: Iterator[str]) -> str:
             separator = option[1] if option else separator
             in_formats = not line.rstrip().endswith(".")
         elif cells and not line.startswith("T}"):
-            cells.append(f" {plain(line.partition(' ')[2] if line[:1] == '.' else line)}")
+            request = REQUEST.match(line)
+            name, rest = (request[1], request[2]) if request else ("", line)
+            cells.append(f" {text_of(name, rest, '') or ''}")
         elif line.strip() not in ("_", "=") and not REQUEST.match(line):
             cells.append(plain(line.removeprefix("T}") if cells else line))
             if cells[-1].endswith("T{"):

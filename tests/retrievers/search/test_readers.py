@@ -177,6 +177,7 @@ MDOC = rb""".Dt PUMP 8
 .Fa "int a"
 .Fa b
 .Fc ;
+.Fo g
 .Op Fl \*[Lt] ,
 .Bx 4.3 . At v7 , Fx 2.0 Ox St -p1003.1-2008 Ux and Lb libc
 .Ex -std cat dog
@@ -188,7 +189,7 @@ MDOC = rb""".Dt PUMP 8
 One
 """
 MDOC_READ = """pump [-v] [-o file] ls(1). "$1$"
-run -v [a], {b} ‘c’ d f(int a, b); [-<], 4.3BSD. Version 7 AT&T UNIX, FreeBSD 2.0 OpenBSD \
+run -v [a], {b} ‘c’ d f(int a, b); g [-<], 4.3BSD. Version 7 AT&T UNIX, FreeBSD 2.0 OpenBSD \
 IEEE Std 1003.1-2008 (“POSIX.1”) UNIX and library “libc” \
 The cat and dog utilities exit 0 on success, and >0 if an error occurs.
 foo [-v level] ls(1),
