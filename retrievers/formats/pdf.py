@@ -110,12 +110,13 @@ def read_pdf(path: Path, data: bytes) -> Extract:
 
 def _hides_layers(data: bytes) -> bool:
     """Return whether a PDF file has layers that are switched off."""
-    parts = [data]
+    hides = bool(LAYERS_OFF.search(data))
     for match in OBJECTS.finditer(data):
         with suppress(zlib.error):
             packed = data[match.end() : match.end() + MAX_PACKED]
-            parts.append(zlib.decompressobj().decompress(packed, 8 * MAX_PACKED))
-    return any(map(LAYERS_OFF.search, parts))
+            objects = zlib.decompressobj().decompress(packed, 8 * MAX_PACKED)
+            hides = hides or bool(LAYERS_OFF.search(objects))
+    return hides
 
 
 def _annotations(page: "PdfPage", unread: Counter[str]) -> str:
