@@ -242,12 +242,8 @@ def codes_of(tokens: Sequence[int], raster: Raster) -> Tensor:
 
 def weakest(labels: Sequence[str]) -> str:
     """Return the label with the weakest guarantee."""
-
-    def rank(label: str) -> tuple[int, str]:
-        kind = kind_of_label(label)
-        return (LABELS.index(kind) if kind in LABELS else len(LABELS), label)
-
-    return max(labels, key=rank)
+    ranks = {label: rank for rank, label in enumerate(LABELS)}
+    return max(labels, key=lambda each: (ranks.get(kind_of_label(each), len(ranks)), each))
 
 
 def as_images(pixels: Tensor, output_type: str) -> Any:

@@ -62,16 +62,16 @@ class CspdRepo(Rule):
             below, target_latent = all_below[node][0], view.token(node)
             drafted, index = int(tree.tokens[below]), view.index(node)
             if table.indices[drafted] != index:  # its distribution is unknown
-                view.target.note(Judged(None, target_latent, target_latent))
+                table.judged[target_latent] = Judged(None, target_latent, target_latent)
                 return Verdict(tuple(path), target_latent)
-            view.target.note(Judged(drafted, target_latent, drafted))
+            table.judged[drafted] = Judged(drafted, target_latent, drafted)
             if not self._accepts(view, node, drafted, target_latent):
                 table.paths[drafted, 0] = self._resample(view, node, drafted, target_latent)
             node = below
             path.append(node)
         if not path:
             token = view.token(ROOT)
-            view.target.note(Judged(None, token, token))
+            table.judged[token] = Judged(None, token, token)
             return Verdict((), token)
         return Verdict(tuple(path[:-1]), int(tree.tokens[path[-1]]))
 

@@ -162,10 +162,6 @@ class LatentDraws:
         latents = self.sampler.draw(conditioning, noise.to(conditioning))
         return self.table.add(latents, indices, [self.sampler] * len(indices))
 
-    def note(self, judged: Judged) -> None:
-        """Record a rule's verdict on a latent."""
-        self.table.judged[judged.emitted] = judged
-
     def by_place(self, numbers: Tensor, first: int = 0) -> Tensor:
         """Return latents [B, N, D] by place, 0 for missing ones.
 
@@ -187,7 +183,6 @@ class LatentTarget(LatentDraws, ImageTarget):
     One object serves one call, as its table keeps every latent that was sampled.
 
     Args:
-        schedule: None for the model's own.
         table: For a draft model, the target's table: rules read how drafts were sampled.
     """
 
@@ -195,18 +190,16 @@ class LatentTarget(LatentDraws, ImageTarget):
         self,
         model: LatentModel,
         conditions: ConditionTable,
-        guidance_scale: float = 1.0,
-        schedule: NoiseSchedule | None = None,
+        guidance_scale: float,
+        schedule: NoiseSchedule,
         table: LatentTable | None = None,
     ) -> None:
         super().__init__(model.trunk, conditions, guidance_scale, codes=MOST_LATENTS)
-        config = model.config
-        self.latent_model = model
-        schedule = schedule or NoiseSchedule(config.steps, config.floor)
+        self.latent_model, width = model, model.config.latent_dim
         self.sampler = Sampler(model.head, schedule, self.guidance_scale)
         like = next(model.read.parameters())
-        self.table = table or LatentTable(self.steps, config.latent_dim, like)
-        assert self.table.means.shape[1:] == (self.steps, config.latent_dim)
+        self.table = table or LatentTable(self.steps, width, like)
+        assert self.table.means.shape[1:] == (self.steps, width)
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the trunk's inputs [B, n, H] for numbers of latents i64 [B, n]."""

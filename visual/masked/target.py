@@ -64,7 +64,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         width, kind = model.config.latent_dim, torch.promote_types(model.dtype, torch.float32)
         like = torch.zeros(0, device=model.device, dtype=kind)
         self.table = LatentTable(schedule.steps, width, like)
-        self._ahead: dict[int, tuple[Tensor, list[int]]] = {}
+        self.next_states: dict[int, tuple[Tensor, range]] = {}  # states and indices ahead, by image
         self._guesses: dict[int, dict[int, int]] = {}
 
     @property
@@ -123,17 +123,12 @@ class MaskedTarget(LatentDraws, CausalTarget):
 
     def latents_to_draw(self, view: LatentView) -> tuple[Tensor, Sequence[int]]:
         """Return states [n, C * H] and indices of a view's nodes, then of the latents ahead."""
-        states, indices = self._ahead[picture_of(view.context)]
+        states, indices = self.next_states[picture_of(view.context)]
         return torch.cat([view.logits, states]), [*view.indices, *indices]
 
     def guess(self, picture: int, index: int) -> int | None:
         """Return the number of the latent that the last forward sampled for an index, or None."""
         return self._guesses.get(picture, {}).get(index)
-
-    def foresee(self, picture: int, states: Tensor, index: int) -> None:
-        """Store the states of the latents from `index` on, given those [N, C, H] of a prefix."""
-        indices = list(range(index, min(index + self.ahead, self.model.places)))
-        self._ahead[picture] = (self.at(states, picture, indices), indices)
 
     @torch.no_grad()
     def add(self, states: Tensor, noise: Tensor, indices: Sequence[int]) -> range:
@@ -188,8 +183,9 @@ class MaskedSession(TargetSession):
             rows = range(start, start + len(tree) + 1)
             node_states = [target.at(states[r], pictures[r], [len(prefixes[r])]) for r in rows]
             parts.append(torch.cat(node_states))
-            last = rows[-1]
-            target.foresee(pictures[last], states[last], len(prefixes[last]) + 1)
+            last, picture, index = states[rows[-1]], pictures[rows[-1]], len(prefixes[rows[-1]]) + 1
+            ahead = range(index, min(index + target.ahead, target.model.places))
+            target.next_states[picture] = target.at(last, picture, ahead), ahead
             start = rows.stop
         return parts
 

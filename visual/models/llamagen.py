@@ -23,20 +23,16 @@ from ragspec.models.device import input_device
 SPARE = 64  # positions beyond the last code, for forwards that only measure time
 
 
-def grid_rotations(length: int, side: int, width: int, theta: float = 1e4) -> Tensor:
-    """Return the rotations complex128 [L + side * side + SPARE, 1, width / 2] of all positions.
-
-    Args:
-        length: L, the condition positions before the side * side codes.
-        width: Width of a head, a multiple of 4.
-    """
-    quarter = width // 4
-    speeds = theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
-    places = torch.arange(side**2 + SPARE)
-    rows = (places // side)[:, None] * speeds
-    grid = torch.cat([rows, (places % side)[:, None] * speeds], dim=-1)
+def grid_rotations(config: "LlamaGenConfig") -> Tensor:
+    """Return the rotations complex128 [L + side * side + SPARE, 1, width / 2] of all positions."""
+    quarter = config.hidden_size // config.num_attention_heads // 4
+    speeds = config.rope_theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
+    places = torch.arange(config.grid_size**2 + SPARE)
+    rows = (places // config.grid_size)[:, None] * speeds
+    grid = torch.cat([rows, (places % config.grid_size)[:, None] * speeds], dim=-1)
     turned = torch.polar(torch.ones_like(grid), grid)
-    return torch.cat([torch.zeros(length, 2 * quarter, dtype=turned.dtype), turned])[:, None]
+    still = torch.zeros(config.condition_length, 2 * quarter, dtype=turned.dtype)
+    return torch.cat([still, turned])[:, None]
 
 
 def rotate(states: Tensor, rotation: Tensor) -> Tensor:
@@ -216,11 +212,9 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             dtype: Type of the states to rotate; half precision is rotated in float32.
         """
         number = torch.complex128 if dtype == torch.float64 else torch.complex64
-        key, config = (positions.device, number), self.config
+        key = positions.device, number
         if key not in self._rotations:
-            width = config.hidden_size // config.num_attention_heads
-            sizes = config.condition_length, config.grid_size, width
-            self._rotations[key] = grid_rotations(*sizes, config.rope_theta).to(*key)
+            self._rotations[key] = grid_rotations(self.config).to(*key)
         return self._rotations[key][positions]
 
     def condition(self, inputs: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class CodeNeighbours:
     """The k nearest codes of every code, nearest first, itself excluded: int32 [V, k].
 
     Attributes:
-        size, k: The number of codes V, and of neighbours per code.
+        k: The number of neighbours of a code.
 
     Raises:
         InputError: The table has another type or shape, or ids out of range.
@@ -48,7 +48,7 @@ class CodeNeighbours:
                 "codes; expected ids within it. Build the table from the code-book again."
             )
         self.rows: Codes = np.asarray(rows)  # of a memory map: a plain array
-        self.size, self.k = rows.shape
+        self.k = rows.shape[1]
 
     @classmethod
     def build(cls, codebook: Book, k: int, normalised: bool = True, marks: int = 0) -> Self:
@@ -86,9 +86,6 @@ class CodePartition:
         normalised: See `CodeNeighbours.build`.
         marks: How many ids behind those of the codes are no codes, each its own cluster.
 
-    Attributes:
-        size: The number of codes V, with the marks.
-
     Raises:
         InputError: The clusters have another type or shape, or `codebook` another length.
     """
@@ -102,7 +99,7 @@ class CodePartition:
                 "[V], one number for each code."
             )
         ends = clusters.max() + 1 + np.arange(marks, dtype=np.int32)
-        self.clusters, self.size = np.concatenate([clusters, ends]), len(clusters) + marks
+        self.clusters = np.concatenate([clusters, ends])
         self._rows = None if codebook is None else compared_rows(codebook, normalised)
         if self._rows is not None and len(self._rows) != len(clusters):
             raise InputError(

@@ -22,7 +22,7 @@ as delta up to 1 and as lambda above; here they are two settings.
 as the draft expects below it. A code is only replaced if at least `least_gain` codes are expected.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from math import inf
@@ -121,46 +121,27 @@ class RelaxedWalk(Rule):
             self.drafted = True
             self.bounds &= tree.kind is DraftKind.DETERMINISTIC
             self.check_size(max(len(self.near), int(tree.tokens.max()) + 1))
-        tokens = tree.tokens.tolist()
+        tokens, budget = tree.tokens.tolist(), self.tv_budget
         below, excess = promised(tree), list[float]()
 
         def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
-            code = target.token(node)
+            code, spent = target.token(node), 0.0
             offered = {tokens[child]: child for child in siblings}
-            gains = {each: below[child] for each, child in offered.items()}
-            following, spent = self._decide(offered, gains, code, target, node, tree.kind)
+            eligible = [each for each, child in offered.items() if below[child] >= self.least_gain]
+            chosen = code if code in offered else None
+            left = inf if budget is None else budget.left(target.index(node), self.spent)
+            if eligible and tree.kind is not DraftKind.COUPLED:
+                p = self._distribution(target, node)
+                stand_in, spent = self._shares(list(offered), eligible, code, p, left)
+                chosen = stand_in if chosen is None else chosen
+            elif eligible and chosen is None:
+                chosen = self._stand_in(eligible, code, target, node, left)
+                spent = 0.0 if chosen is None else 1.0
+            self.spent += spent
             excess.append(spent)
-            return following, code
+            return (None if chosen is None else offered[chosen]), code
 
         return replace(descend(tree, target, decide), excess=tuple(excess))
-
-    def _decide(
-        self,
-        offered: Mapping[int, int],
-        gains: Mapping[int, float],
-        code: int,
-        target: TargetView,
-        node: int,
-        kind: DraftKind,
-    ) -> tuple[int | None, float]:
-        """Return the child to descend to, or None, and the position's excess.
-
-        `offered` has the node of each drafted code, `gains` the accepted nodes expected below it.
-        """
-        eligible = [each for each, gain in gains.items() if gain >= self.least_gain]
-        if not eligible:
-            return offered.get(code), 0.0
-        budget = self.tv_budget
-        left = inf if budget is None else budget.left(target.index(node), self.spent)
-        if kind is DraftKind.COUPLED:
-            chosen = code if code in offered else self._stand_in(eligible, code, target, node, left)
-            spent = 0.0 if chosen in (code, None) else 1.0
-        else:
-            p = self._distribution(target, node)
-            chosen, spent = self._shares(list(offered), eligible, code, p, left)
-            chosen = code if code in offered else chosen
-        self.spent += spent
-        return (None if chosen is None else offered[chosen]), spent
 
     def _stand_in(
         self, drafted: Sequence[int], code: int, target: TargetView, node: int, left: float

@@ -161,7 +161,7 @@ BROKEN = [
     ("fresh[drafted] = 0.0", "pass"),
     ("fresh[codes] = 0.0", "pass"),
     ("if chosen is None and code", "if code"),
-    ("chosen = code if code in offered else chosen", "pass"),
+    ("chosen = stand_in if chosen is None else chosen", "chosen = stand_in"),
     ("codes = codes[:count]", "codes = self.near[each]"),
 ]
 

@@ -158,7 +158,7 @@ def test_a_budget_spent_on_averages_bounds_nothing() -> None:
         return [next(c for c in range(CODES) if current in TABLE.rows[c, :3])]
 
     tree = partial(grow, widths=(1,), draw=beside, kind=DraftKind.COUPLED)
-    blind = broken(lantern, "if kind is DraftKind.COUPLED", "if False").Lantern
+    blind = broken(lantern, "tree.kind is not DraftKind.COUPLED", "True").Lantern
     honest = Lantern(TABLE, 3, delta=0.4, tv_budget=0.4)
     for rule, replaced in ((blind(TABLE, 3, delta=0.4, tv_budget=0.4), 1.0), (honest, 0.0)):
         changed = 0
