@@ -26,7 +26,6 @@ from ragspec.visual import checks as visual
 from ragspec.visual.loading import check_drafts, find_folder, read_kind
 
 if TYPE_CHECKING:
-    from ragspec.visual.output import ImageOutput
     from ragspec.visual.pipeline import ImagePipeline
 
 FORM = re.compile(r"(?P<rule>[a-z+-]+?)(@(?P<value>\d*\.?\d+))?(:(?P<drafter>.+))?")
@@ -120,7 +119,11 @@ def draw_item(
     )
     values = {name: getattr(out.stats, name, None) for name in FIGURES}
     figures = {name: float(value) for name, value in values.items() if value is not None}
-    numbers = _numbers(out)
+    if out.latents is None:
+        numbers = [int(code) for code in out.codes.flatten().tolist()]
+    else:  # equal pictures have equal numbers
+        rows = out.latents[0].flatten(end_dim=-2).float().cpu().numpy()
+        numbers = [crc32(row.tobytes()) for row in rows]
     numbers += [0] * (sum(report.tokens for report in out.stats.reports) - len(numbers))
     return Outcome(numbers, out.stats.forwards, out.stats.seconds, 0.0, out.label, figures)
 
@@ -182,11 +185,3 @@ def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
     if rule == "fewer" and (not whole(settings.get("steps")) or match["drafter"]):
         raise InputError(f"Expected fewer@N with N of at least 1, got {name!r}.")
     return ParsedVariant(name.strip(), rule, settings, match["drafter"])
-
-
-def _numbers(out: ImageOutput) -> list[int]:
-    """Return a number for each code or latent; equal pictures have equal numbers."""
-    if out.latents is None:
-        return [int(code) for code in out.codes.flatten().tolist()]
-    rows = out.latents[0].flatten(end_dim=-2).float().cpu().numpy()
-    return [crc32(row.tobytes()) for row in rows]

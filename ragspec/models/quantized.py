@@ -270,7 +270,8 @@ def quantized(model: PreTrainedModel, dtype: str = INT8) -> PreTrainedModel:
     every = [each for each in model.modules() if floating and _fits(each)]
     wider = head, *(x for x in every if x.weight is embedding.weight)
     small = {x for x in every if dtype == INT4 and x not in wider}
-    wide = {x for x in every if x not in small and _fits(x, WIDE) and _off_grid(x)}
+    wide = {x for x in every if x not in small and _fits(x, WIDE)}
+    wide = {x for x in wide if not torch.equal(BlockLinear.of(x).weight, x.weight)}  # off the grid
     try:
         groups = input_groups(model, dtype == INT4) if wide or small else []
     except Exception:  # its forward asks for other inputs; small blocks bear inputs as they are
@@ -379,11 +380,6 @@ def replace_linears(
 def _fits(module: nn.Module, block: int = BLOCK) -> TypeGuard[nn.Linear]:
     """Return whether a module is a linear layer whose inputs are so many whole blocks."""
     return type(module) is nn.Linear and module.in_features % block == 0
-
-
-def _off_grid(linear: nn.Linear) -> bool:
-    """Return whether blocks of 32 change a layer's weights."""
-    return not torch.equal(BlockLinear.of(linear).weight, linear.weight)
 
 
 def weights_of(model: nn.Module) -> str:

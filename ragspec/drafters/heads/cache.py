@@ -10,6 +10,7 @@ buffer of the arena. A head whose steps differ from its forwards has none.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -227,14 +228,6 @@ class SlotCache(HeadCache):
             return self._fitted(head.logits_after(target, paths, self._logits, self.model.guessed))
 
 
-class Weights(nn.ModuleList):
-    """The modules whose weights a head's steps read, at addresses that must not change."""
-
-    def __init__(self, head: RecurrentHead, target: CausalTarget) -> None:
-        super().__init__([head, target.output_head, target.loaded.get_input_embeddings()])
-        self.dtype = head.dtype
-
-
 def open_steps(model: HeadModel, mode: str) -> HeadModel:
     """Return the model, with forwards as steps of fixed shape or the reason why it has none.
 
@@ -262,7 +255,11 @@ def open_steps(model: HeadModel, mode: str) -> HeadModel:
     expected, cache = read()
     windows = layer_windows(head.layers.config)
     masks = Masks(windows, len(windows) > 1)
-    runner = StepRunner(Weights(head, target), "eager", masks, cache.layers)
+    # The modules whose weights the steps read, at addresses that must not change.
+    read_by_steps = [head, target.output_head, target.loaded.get_input_embeddings()]
+    weights: Any = nn.ModuleList(read_by_steps)
+    weights.dtype = head.dtype
+    runner = StepRunner(weights, "eager", masks, cache.layers)
     model.fixed_steps = runner
     try:
         result, _ = read()

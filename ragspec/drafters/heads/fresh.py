@@ -55,7 +55,9 @@ def fresh_head(
         raise InputError(
             f"got {len(tokens)} tokens for a head of {form}, which drafts all; expected none."
         )
-    copied = join == "attend" and _is_copied(target)
+    plain = isinstance(target.output_head, _LINEAR) and target.copies == 1
+    plain = plain and target.model.config.get_text_config().model_type in _COPIED
+    copied = join == "attend" and plain and bool(decoder_layers(target.model))
     taps = base.default_taps(target) if join in ("attend", "inject") else (LAST,)
     config = HeadConfig(
         layers=_layers(form, target, copied),
@@ -101,13 +103,6 @@ def _layers(form: str, target: CausalTarget, copied: bool) -> dict[str, object]:
         "num_key_value_heads": heads,
         "max_position_embeddings": 1 << 20,  # rotary: no table, no limit of its own
     }
-
-
-def _is_copied(target: CausalTarget) -> bool:
-    """Return whether a target's last layer may be the head's first one."""
-    plain = isinstance(target.output_head, _LINEAR) and target.copies == 1
-    text = target.model.config.get_text_config()
-    return plain and text.model_type in _COPIED and bool(decoder_layers(target.model))
 
 
 @torch.no_grad()

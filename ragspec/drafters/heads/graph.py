@@ -4,7 +4,7 @@ One forward is one call of the runtime. For a target in 8 bits the head is store
 """
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -81,8 +81,7 @@ class HeadGraph:
 
     def project(self, taps: Tensor) -> Tensor:
         """Return the states that the head reads; see `DraftHead.project`."""
-        states: Tensor = self._fc(taps)
-        return states
+        return cast(Tensor, self._fc(taps))
 
     def rows(self, target: CausalTarget) -> None:
         """Return None: the graph has its rows of logits."""
