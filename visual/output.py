@@ -77,13 +77,11 @@ class ImageStats:
     @classmethod
     def of(cls, samples: Sequence[ImageSample], **call: Any) -> "ImageStats":
         """Return the statistics of images; `call` has the fields that they do not tell."""
-
-        def stacked(name: str) -> Any:
-            values = [getattr(each, name) for each in samples]
-            return None if values[0] is None else np.stack(values)
-
+        names = ("excess", "outcomes", "distances")
+        parts = {name: [getattr(each, name) for each in samples] for name in names}
+        stacked: Any = {n: None if part[0] is None else np.stack(part) for n, part in parts.items()}
         return cls(
-            **{name: stacked(name) for name in ("excess", "outcomes", "distances")},
+            **stacked,
             gaps=[each.gaps for each in samples],
             reports=[each.report for each in samples if each.report is not None],
             prefixes=sum(each.prefixes for each in samples),
@@ -246,7 +244,7 @@ def weakest(labels: Sequence[str]) -> str:
     return max(labels, key=lambda each: (ranks.get(kind_of_label(each), len(ranks)), each))
 
 
-def as_images(pixels: Tensor, output_type: str) -> Any:
+def as_images(pixels: Tensor, output_type: str) -> object:
     """Return pixels [B, 3, H, W] in [-1, 1] as an output type; raise ModelError if not finite."""
     check_finite(pixels, "the decoder returned pixels")
     from diffusers.image_processor import VaeImageProcessor
