@@ -3,30 +3,19 @@
 import itertools
 from collections import defaultdict
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
-from ragspec.visual.rules import lantern
 from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
 from ragspec.visual.rules.tv_budget import TVBudget
-from tests.ragspec.rules.test_walk import plain
-from tests.support.codes import broken, coupled, fixed, sampled
-from tests.support.distributions import (
-    Distributions,
-    DistributionTarget,
-    Grow,
-    Place,
-    emitted,
-    grow,
-)
+from tests.support.codes import coupled, fixed, sampled
+from tests.support.distributions import Distributions, DistributionTarget, Grow, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.visual.rules.test_lantern import CODES, PARTITION, TABLE
 
@@ -134,38 +123,6 @@ def test_one_draft_of_another_kind_ends_the_bound() -> None:
     ]:
         row.judge(tree, DistributionTarget(distributions, tree, (), noise))
         assert row.label == label
-
-
-def test_rules_that_overspend_are_detected() -> None:
-    lax = broken(lantern, "left - spent, side", "left, side")
-    forgetful = broken(lantern, "self.spent += spent", "pass")
-    for where in (lax, forgetful):
-        rule, worst = where.Lantern(TABLE, delta=0.5, tv_budget=0.1), 0.0
-        for seed in range(10):
-            distributions, noise = Distributions(CODES, seed), NoiseStream(seed)
-            _, excess, _ = draw_picture(rule, distributions, noise, fixed(3, 1), 8)
-            worst = max(worst, sum(excess))
-        assert worst > 0.1 + 1e-9
-
-
-def test_a_budget_spent_on_averages_bounds_nothing() -> None:
-    # A draft that reads the noise can propose a neighbour of the target's next choice.
-    distributions = Distributions(CODES, 1)
-    distributions.cache["target", ()] = torch.full((CODES,), 1 / CODES, dtype=torch.float64)
-
-    def beside(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
-        current = int(noise.gumbel([place.index], torch.arange(CODES)).argmax())
-        return [next(c for c in range(CODES) if current in TABLE.rows[c, :3])]
-
-    tree = partial(grow, widths=(1,), draw=beside, kind=DraftKind.COUPLED)
-    blind = broken(lantern, "tree.kind is not DraftKind.COUPLED", "True").Lantern
-    honest = Lantern(TABLE, 3, delta=0.4, tv_budget=0.4)
-    for rule, replaced in ((blind(TABLE, 3, delta=0.4, tv_budget=0.4), 1.0), (honest, 0.0)):
-        changed = 0
-        for seed in range(50):
-            codes, _, _ = draw_picture(rule, distributions, NoiseStream(seed), tree, 2)
-            changed += codes[0] != plain(distributions, NoiseStream(seed), 1)[0]
-        assert changed / 50 == replaced
 
 
 @pytest.mark.parametrize("bad", [{"total": -0.1}, {"total": np.nan}, {"total": 1, "positions": 0}])
