@@ -163,19 +163,6 @@ def test_a_request_reads_the_snapshot_of_its_opening(store: CorpusIndex) -> None
     assert propose(store.drafter().open(request), [20, 21]).tokens.tolist() == [22, 23]
 
 
-def test_nothing_of_one_tenant_is_proposed_to_another(store: CorpusIndex) -> None:
-    for sealed in (False, True):
-        store.append([50, 51, 52, 53], scope="a")
-        store.append([50, 51, 62, 63], scope="b")
-        if sealed:
-            store.flush()
-        drafted = {
-            scope: set(propose(store.drafter(scope).open(DraftRequest((), 97)), [50, 51]).tokens)
-            for scope in ("a", "b", "global", "c")
-        }
-        assert drafted == {"a": {52, 53}, "b": {62, 63}, "global": set(), "c": set()}
-
-
 def test_wrong_settings_and_vocabularies_are_refused(store: CorpusIndex) -> None:
     wrong: list[dict[str, Any]] = [{"shortest": 0}, {"shortest": 17}, {"depth": 0}, {"longest": 17}]
     wrong += [{"longest": "3"}, {"scope": 5}]

@@ -60,13 +60,6 @@ def test_eviction_follows_append_order_also_after_merges(revision: Revision) -> 
     assert names == {record.name for record in revision.catalogue.segments}
 
 
-def test_no_segment_grows_beyond_the_largest(revision: Revision) -> None:
-    for document in texts([20] * 30):
-        revision.append([document], "a", largest=100)
-    assert max(record.tokens for record in revision.catalogue.segments) <= 100
-    assert len(held(revision)) == 30
-
-
 def test_empty_text_makes_no_segment(revision: Revision) -> None:
     revision.write([np.empty(0, np.int64)], "a", SegmentSource.BUILT)
     assert not revision.catalogue.segments
