@@ -4,10 +4,10 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Protocol, Self
+from typing import Protocol
 
 from ragspec.engine.sequence import Sequence, attempt, is_interrupt
 from ragspec.errors import CallbackError, InputError, ResultTimeoutError
@@ -40,7 +40,7 @@ class RequestFuture(Future[Generation]):
         return False
 
 
-class RequestHandle:
+class RequestHandle(Iterator[Step]):
     """An iterator over the steps of a request; `result()` waits for the whole text.
 
     The tokens of each step are new in the text. All methods may be called from any thread; the
@@ -86,9 +86,6 @@ class RequestHandle:
     def done(self) -> bool:
         """Whether the text has ended, was cancelled or failed."""
         return self.future.done()
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Step:
         self._drive(lambda: not self._steps.empty())
@@ -200,7 +197,7 @@ def call_or_warn(function: Callable[..., None], *arguments: object) -> None:
         )
 
 
-class Stream:
+class Stream(Iterator[str]):
     """An iterator over pieces of text, one for each verified step; `result` has the generation.
 
     `cancel()`, also from another thread, ends the text after the current step, as does an interrupt
@@ -231,9 +228,6 @@ class Stream:
         self._text.push(request.resume_from)
         self._written = self._text.piece()  # by an earlier call
         self.ended = False
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> str:
         while not self.ended:
