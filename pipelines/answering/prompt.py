@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ragspec.drafters.base import SourceText
-from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
+from ragspec.engine.plain_text import MARK, encode_text, mark_special_tokens
 from ragspec.engine.prompts import anchored, well_formed
 from ragspec.errors import InputError
 from ragspec.pipelines.answering.template import TEMPLATES, PromptTemplate, expect_question, is_chat
@@ -108,11 +108,26 @@ def lay_out(tokenizer: "Tokenizer", prompt: Prompt, template: PromptTemplate) ->
 
 
 def placed(tokenizer: "Tokenizer", text: str, hits: Sequence[Hit]) -> Prompt:
-    """Tokenize the text of a prompt, and locate the passages of `hits` in it, in their order."""
+    """Tokenize the text of a prompt, and locate the passages of `hits` in it, in their order.
+
+    A passage that the template changed has no span.
+    """
     # A chat template has already written the special tokens of the beginning.
     encoded = encode_text(tokenizer, text, add_special_tokens=not is_chat(tokenizer))
-    spans, chars = find_spans(encoded.text, encoded.offsets, hits)
-    return Prompt(encoded.text, encoded.ids, tuple(hits), spans, chars)
+    text, offsets = encoded.text, encoded.offsets
+    starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
+    spans, chars, cursor = list[Span](), list[tuple[CharSpan, ...]](), 0
+    for number, hit in enumerate(hits):
+        # Searched with the line break before it: a title may begin like its passage.
+        begin = text.find("\n" + hit.passage.text, cursor) + 1
+        if begin == 0:
+            continue
+        cursor = begin + len(hit.passage.text)
+        first, last = bisect_left(starts, begin), bisect_right(ends, cursor)
+        if last > first:
+            spans.append((first, last, number, 0))
+            chars.append(tuple((a - begin, b - begin) for a, b in offsets[first:last]))
+    return Prompt(text, encoded.ids, tuple(hits), tuple(spans), tuple(chars))
 
 
 def passage_first(
@@ -132,7 +147,7 @@ def passage_first(
         # At end 0 the template changed the passage, and no part can be shared.
         prefix = placed(tokenizer, text[: end or len(text)], [hit])
     rest = encode_text(tokenizer, text[end:]).ids if end else ()
-    whole = replace(prefix, text=without_marks(text), token_ids=(*prefix.token_ids, *rest))
+    whole = replace(prefix, text=text.replace(MARK, ""), token_ids=(*prefix.token_ids, *rest))
     return lay_out(tokenizer, whole, template)
 
 
@@ -156,26 +171,3 @@ def passages_of(hits: Sequence[Hit], tokenizer: "Tokenizer") -> list[tuple[str, 
     titles = [mark_special_tokens(" ".join(each.title.split()), tokenizer) for each in passages]
     texts = [mark_special_tokens(each.text, tokenizer) for each in passages]
     return [*zip(titles, texts, strict=True)]
-
-
-def find_spans(
-    text: str, offsets: Sequence[CharSpan], hits: Sequence[Hit]
-) -> tuple[tuple[Span, ...], tuple[tuple[CharSpan, ...], ...]]:
-    """Return the spans of the passages in the prompt, and the characters of their tokens.
-
-    A passage that the template changed has no span.
-    """
-    spans, chars = list[Span](), list[tuple[CharSpan, ...]]()
-    starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
-    cursor = 0
-    for number, hit in enumerate(hits):
-        # Searched with the line break before it: a title may begin like its passage.
-        begin = text.find("\n" + hit.passage.text, cursor) + 1
-        if begin == 0:
-            continue
-        cursor = begin + len(hit.passage.text)
-        first, last = bisect_left(starts, begin), bisect_right(ends, cursor)
-        if last > first:
-            spans.append((first, last, number, 0))
-            chars.append(tuple((a - begin, b - begin) for a, b in offsets[first:last]))
-    return tuple(spans), tuple(chars)

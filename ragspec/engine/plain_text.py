@@ -40,11 +40,6 @@ def mark_special_tokens(text: str, tokenizer: Tokenizer) -> str:
     return text
 
 
-def without_marks(text: str) -> str:
-    """Return the text as it was before `mark_special_tokens`."""
-    return text.replace(MARK, "")
-
-
 def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
     """Tokenize a text; special tokens count only where they are not marked."""
     encoded = _encode(tokenizer, [text], add_special_tokens)
@@ -57,7 +52,7 @@ def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = F
     if not encoded.offsets or not alone:
         return _encode(tokenizer, text.split(MARK), add_special_tokens)
     offsets = [(a - bisect_left(marks, a), b - bisect_left(marks, b)) for _, (a, b) in plain]
-    return Encoding(without_marks(text), tuple(token for token, _ in plain), tuple(offsets))
+    return Encoding(text.replace(MARK, ""), tuple(token for token, _ in plain), tuple(offsets))
 
 
 def _holds(marks: Sequence[int], start: int, end: int) -> bool:
