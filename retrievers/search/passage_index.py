@@ -182,7 +182,7 @@ class PassageIndex:
         chosen, k = SearchMode(mode or self.mode), checked_count(k, "k")
         most = k if self.reranker is None else max(k, RERANKED)
         checked = self.query(query, chosen)
-        hits = [hit for _, hit in self.hits(self.ranked([checked], most, chosen)[0])]
+        hits = [self.hit(*each) for each in self.ranked([checked], most, chosen)[0]]
         return hits if self.reranker is None else rerank(self.reranker, checked.text, hits)[:k]
 
     def check(self, mode: SearchMode) -> None:
@@ -236,13 +236,10 @@ class PassageIndex:
         best = fuse_rankings(rankings, self.fusion)[:1]
         return best[0][0] if best else None
 
-    def hits(self, ranked: Sequence[Ranked]) -> list[tuple[int, Hit]]:
-        """Return ranked passages as (number, hit)."""
-        return [
-            (number, Hit(self.documents[passage.document], passage, score, ranks))
-            for number, score, ranks in ranked
-            for passage in (self.passages[number],)
-        ]
+    def hit(self, number: int, score: float, ranks: Mapping[str, int]) -> Hit:
+        """Return a ranked passage as a hit."""
+        passage = self.passages[number]
+        return Hit(self.documents[passage.document], passage, score, ranks)
 
     @property
     def _dense(self) -> DenseIndex:

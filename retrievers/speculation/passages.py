@@ -61,8 +61,8 @@ class IndexSearcher(Generic[Text]):
 
     def search(self, queries: Sequence[Query], k: int) -> list[list[RetrievedPassage]]:
         """Return the k best passages of each query."""
-        ranked = self.index.ranked(queries, k, self.mode)
-        return [[RetrievedPassage(hit, n) for n, hit in self.index.hits(each)] for each in ranked]
+        rows = self.index.ranked(queries, k, self.mode)
+        return [[RetrievedPassage(self.index.hit(*each), each[0]) for each in row] for row in rows]
 
     def guess(self, query: Query, known: Sequence[RetrievedPassage]) -> RetrievedPassage | None:
         """Return the known passage with the best score of the search, None without any."""
