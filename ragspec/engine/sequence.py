@@ -92,31 +92,26 @@ class Sequence:
         self.started = self.finished = 0.0
 
     def begin(self) -> None:
-        """Open distribution and rule, and the drafter unless a processor's state could suffer."""
+        """Open distribution, its change, rule, and drafter if no processor's state could suffer."""
         request, target = self.request, self.parts.target
         self.started = time.perf_counter()
         self.distribution = open_distribution(request, target, self.seed)
         self.rule = self.parts.rule.open()
-        if self.change is not None:
-            self._open_transform(self.change)
+        if (change := self.change) is not None:
+            if request.transform is not None and request.transform is not change:
+                raise InputError(
+                    f"got transform={request.transform.name!r} with a drafter that changes the "
+                    f"distribution itself ({change.name!r}); expected one of them."
+                )
+            match(f"transform {change.name!r}", change.needs, target.capabilities)
+            prompts = request.prompt, target.vocab_size, request.draft_prompt
+            self.transform = change.open(TextStart(self.distribution, *prompts))
         drafter = self.parts.drafter
         if drafter is not None and not self.done and self.context.remaining > 1:
             if self.rule.needs.ahead and request.processors:
                 self.reason = f"rule {self.rule.name!r} may spoil the state of a logits_processor"
             else:
                 self._open_drafter(drafter)
-
-    def _open_transform(self, change: Transform) -> None:
-        """Open the change of the distribution."""
-        request, target = self.request, self.parts.target
-        if request.transform is not None and request.transform is not change:
-            raise InputError(
-                f"got transform={request.transform.name!r} with a drafter that changes the "
-                f"distribution itself ({change.name!r}); expected one of them."
-            )
-        match(f"transform {change.name!r}", change.needs, target.capabilities)
-        prompts = request.prompt, target.vocab_size, request.draft_prompt
-        self.transform = change.open(TextStart(self.distribution, *prompts))
 
     def _open_drafter(self, drafter: Drafter) -> None:
         """Open the drafter and the budget."""
