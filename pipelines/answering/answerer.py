@@ -168,11 +168,7 @@ class Answerer(ABC):
         question = " ".join(clean_question(question).split())
         if self.retriever is None:
             return SearchResult()
-        many = first = self.top_k
-        if isinstance(self.retriever, PassageIndex):
-            many = max(many, JUDGED)
-            first = COPIES * many
-        hits = search_unique(self.retriever, question, many, first)
+        hits = search_unique(self.retriever, question, self.top_k)
         sentences = rank_sentences(question, hits)
         best = max((each.score for each in sentences), default=0.0)
         refused = None
@@ -244,9 +240,12 @@ class Answerer(ABC):
         )
 
 
-def search_unique(retriever: Retriever, question: str, many: int, first: int) -> list[Hit]:
-    """Return `many` hits without copies, of the `first` or, where copies fill those, of more."""
-    searches = len(retriever.passages) if isinstance(retriever, PassageIndex) else SEARCHES
+def search_unique(retriever: Retriever, question: str, many: int) -> list[Hit]:
+    """Return `many` hits without copies, of an index at least JUDGED; copies need more searches."""
+    first, searches = many, SEARCHES
+    if isinstance(retriever, PassageIndex):
+        many = max(many, JUDGED)
+        first, searches = COPIES * many, len(retriever.passages)
     for k in (first << doubling for doubling in range(searches)):
         hits = search_hits(retriever, question, k)
         results = unique(hits)
