@@ -7,6 +7,7 @@ reused after a restart.
 
 import os
 import weakref
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +39,7 @@ QUESTION_ROOM = 256  # tokens of the context that a document leaves to question 
 TokenRange = tuple[int, int]
 
 
-class LongDocument(Answerer):
+class LongDocument(Answerer, AbstractContextManager["LongDocument", None]):
     """Answers questions over one document, which `open` prefills.
 
     Any number of threads may ask. The engine's prefix cache keeps the keys and values until
@@ -148,9 +149,6 @@ class LongDocument(Answerer):
     def close(self) -> None:
         """Let the prefix cache evict the document; later questions may read it again."""
         self.engine.prefix_cache.unpin(self._pin)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()

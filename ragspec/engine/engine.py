@@ -4,11 +4,11 @@ import copy
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 import numpy  # noqa: F401 - torch would lose an interrupt while it imports this
 import torch
@@ -43,7 +43,7 @@ RuleSpec = str | Rule | None
 OPTIONS = ("static", "runtime", "rule", "max_batch_size")  # further ones of `from_pretrained`
 
 
-class Engine:
+class Engine(AbstractContextManager["Engine", None]):
     """Generates text from one model, with or without speculation.
 
     Args:
@@ -229,9 +229,6 @@ class Engine:
             timeout: Seconds after which the remaining texts are cancelled, None for no limit.
         """
         self.scheduler.close(cancel=cancel, timeout=timeout)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.close(cancel=raised[0] is not None)
