@@ -1,7 +1,7 @@
 """Conversion of prompts in all accepted forms to token ids."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
 from typing import Any
@@ -175,12 +175,15 @@ def _from_tensor(ids: Tensor | np.ndarray, mask: object) -> Encoded:
 
 
 def _from_list(prompts: Sequence[Any], tokenizer: "Tokenizer | None") -> Encoded:
-    if _is_id(prompts[0]):
-        _check_alike(prompts, _is_id)
-        return [[int(token) for token in prompts]], True
-    if _is_message(prompts[0]):
-        _check_alike(prompts, _is_message)
-        return [_chat(prompts, tokenizer)], True
+    belongs = next((each for each in (_is_id, _is_message) if each(prompts[0])), None)
+    if belongs is not None:
+        for number, item in enumerate(prompts):
+            if not belongs(item):
+                raise InputError(
+                    f"got {type(prompts[0]).__name__} first and {item!r} at place {number} of one "
+                    f"prompt; {_FORMS}"
+                )
+        return [[*map(int, prompts)] if belongs is _is_id else _chat(prompts, tokenizer)], True
     rows = []
     for number, prompt in enumerate(prompts):
         named = _numbered(number, len(prompts))
@@ -192,15 +195,6 @@ def _from_list(prompts: Sequence[Any], tokenizer: "Tokenizer | None") -> Encoded
             raise InputError(f"{named} is itself a list of prompts; {_FORMS}")
         rows += ids
     return rows, False
-
-
-def _check_alike(prompts: Sequence[object], belongs: Callable[[object], bool]) -> None:
-    for number, item in enumerate(prompts):
-        if not belongs(item):
-            raise InputError(
-                f"got {type(prompts[0]).__name__} first and {item!r} at place {number} of one "
-                f"prompt; {_FORMS}"
-            )
 
 
 def _tokenize(name: str, text: str, tokenizer: "Tokenizer | None", **options: object) -> list[int]:
