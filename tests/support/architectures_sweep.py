@@ -213,7 +213,7 @@ def examine(model_type: str) -> Finding:
     """Return the finding of a type."""
     try:
         model = build(model_type)
-        texts = [_text(n) for n in TEXTS]
+        texts = [tiny.prompt(n, seed=n) for n in TEXTS]
         current = [_greedy(model, text) for text in texts]
     except NotBuilt as error:
         return Finding(model_type, "not built", str(error))
@@ -333,12 +333,6 @@ def _stir(model: Any) -> None:
         for weight in model.parameters():
             if weight.is_floating_point() and weight.numel() and weight.std(correction=0) == 0:
                 weight += 0.3 * torch.randn_like(weight)
-
-
-def _text(length: int) -> list[int]:
-    random = torch.Generator().manual_seed(length)
-    tokens: list[int] = torch.randint(3, VOCAB - 3, (length,), generator=random).tolist()
-    return tokens
 
 
 def _greedy(model: Any, text: list[int]) -> list[int]:

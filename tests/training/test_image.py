@@ -75,22 +75,28 @@ def test_the_codebook_is_learnt_and_used(built_up: Path, monkeypatch: pytest.Mon
     assert len(first) < script.codes_in_use(tokenizer, sets) == len(first | second)
 
 
+def resume(straight: Any, first: Any, second: Any, path: Path, update: Any) -> None:
+    """Take five steps of a run at once, and again with a file after the third."""
+    for trainer, steps in ((straight, 5), (first, 3)):
+        for _ in range(steps):
+            update(trainer)
+    first.save(path)
+    second.load(path)
+    for _ in range(2):
+        update(second)
+    assert second.step == straight.step == 5
+
+
 def test_tokenizer_resumes(built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, data = module("image_tokenizer"), module("image_data")
     monkeypatch.setattr(script, "WARM_UP", 2)
     parts = {name: data.read_pictures(built_up, "tiles") for name in script.SHARES}
-    straight = tokenizer_trainer()
-    for _ in range(5):
-        straight.update(script.batch(parts, 8, straight.rng), 1.0)
-    first = tokenizer_trainer()
-    for _ in range(3):
-        first.update(script.batch(parts, 8, first.rng), 1.0)
-    first.save(tmp_path / "last.pt")
-    second = tokenizer_trainer(seed=9)
-    second.load(tmp_path / "last.pt")
-    for _ in range(2):
-        second.update(script.batch(parts, 8, second.rng), 1.0)
-    assert second.step == straight.step == 5
+    straight, first, second = (tokenizer_trainer(seed) for seed in (1, 1, 9))
+
+    def update(trainer: Any) -> None:
+        trainer.update(script.batch(parts, 8, trainer.rng), 1.0)
+
+    resume(straight, first, second, tmp_path / "last.pt", update)
     assert torch.equal(second.book, straight.book)
     for ours, theirs in zip(second.model.parameters(), straight.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -155,15 +161,7 @@ def test_the_run_resumes(built_up: Path, tmp_path: Path, monkeypatch: pytest.Mon
     straight, first, second = (pair_trainer(built_up, monkeypatch, "tiles") for _ in range(3))
     for one in (first, second):
         one.rows = straight.rows  # the same tokenizer
-    for _ in range(4):
-        straight.update(1.0)
-    for _ in range(2):
-        first.update(1.0)
-    first.save(tmp_path / "tiles.pt")
-    second.load(tmp_path / "tiles.pt")
-    for _ in range(2):
-        second.update(1.0)
-    assert second.step == 4
+    resume(straight, first, second, tmp_path / "tiles.pt", lambda trainer: trainer.update(1.0))
     for name in ("target", "draft"):
         for key, master in getattr(straight, name).masters.items():
             assert torch.equal(getattr(second, name).masters[key], master), key

@@ -9,7 +9,7 @@ import torch
 
 from ragspec import Engine, Sampling
 from ragspec.budget.base import FixedBudget
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
+from ragspec.drafters.base import Drafter, DraftRequest, Prefill
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.sequence import Sequence
 from ragspec.needs import LAST, Needs
@@ -20,7 +20,6 @@ from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from tests.support import loops, tiny
 from tests.support.fixed import FixedDrafter, FixedSession
@@ -51,24 +50,6 @@ class RecordingSession(FixedSession):
 
     def observe_prefill(self, prefill: Prefill) -> None:
         self.drafter.observed.append(prefill)
-
-
-class StepsAlone(Drafter, DraftSession):
-    """A drafter and session of a user, which observes steps only."""
-
-    name = "steps"
-
-    def __init__(self) -> None:
-        self.paths: list[tuple[int, ...]] = []
-
-    def open(self, request: DraftRequest) -> StepsAlone:
-        return self
-
-    def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        return DraftTree.chain([1][:budget], self.name)
-
-    def observe(self, step: Step) -> None:
-        self.paths.append(step.path)
 
 
 HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
@@ -120,10 +101,10 @@ def test_drafters_without_prompt_needs_observe_no_prefill(holder: str) -> None:
 
 @pytest.mark.parametrize("holder", [None, *HOLDERS])
 def test_sessions_without_observe_prefill_work_beside_others(holder: str | None) -> None:
-    steps = StepsAlone()
+    steps = FixedDrafter([1], "steps")  # its session does not define observe_prefill
     learner = Recording("learner", Needs.union([BEST, HIDDEN]))
     generate(steps if holder is None else HOLDERS[holder](learner, steps))
-    assert steps.paths
+    assert steps.observed
 
 
 def row_of(drafter: Drafter, prompt: list[int]) -> Sequence:
@@ -136,11 +117,11 @@ def row_of(drafter: Drafter, prompt: list[int]) -> Sequence:
 
 
 def test_each_row_of_a_batch_observes_its_prefill_data() -> None:
-    best, hidden, steps = Recording("best", BEST), Recording("hidden", HIDDEN), StepsAlone()
+    best, hidden, steps = Recording("best", BEST), Recording("hidden", HIDDEN), FixedDrafter([1])
     drafters: list[Drafter] = [best, hidden, steps]
     prompts = [PROMPT[:4], PROMPT[:6], PROMPT[:5]]
     rows = [row_of(each, text) for each, text in zip(drafters, prompts, strict=True)]
     with CausalTarget(tiny.model("llama", dtype=torch.float64)).open() as session:
         loops.decode(session, *rows)
     check_prefills(best, hidden, *prompts[:2])
-    assert steps.paths
+    assert steps.observed

@@ -97,20 +97,30 @@ def test_4_bits_store_a_grid_exactly_and_err_least_where_inputs_are_large() -> N
     torch.testing.assert_close(BlockLinear.of(layer, sizes=large).weight, layer.weight)
 
 
-def test_int4_stores_all_layers_but_the_head_in_4_bits() -> None:
-    model, ids = copy.deepcopy(tiny.model("llama")), torch.tensor([tiny.prompt(60)])
+def uneven() -> Any:
+    """Return a model of which one channel is large in the inputs of all layers."""
+    model = copy.deepcopy(tiny.model("llama"))
     for layer in model.model.layers:
         layer.input_layernorm.weight.data[5] = 300.0
         layer.post_attention_layernorm.weight.data[5] = 300.0
+    return model
+
+
+def errors_of(model: Any, *stored: Any) -> list[float]:
+    """Return how far the logits of other models are from those of a model, on average."""
+    ids = torch.tensor([tiny.prompt(60)])
+    return [float((each(ids).logits - model(ids).logits).abs().mean()) for each in stored]
+
+
+def test_int4_stores_all_layers_but_the_head_in_4_bits() -> None:
+    model = uneven()
     stored, plain = quantized(copy.deepcopy(model), "int4"), copy.deepcopy(model)
     replace_linears(plain, lambda x: BlockLinear.of(x, sizes=torch.ones(x.in_features)))
     blocks = {n: block for n, block in stored.named_modules() if isinstance(block, BlockLinear)}
     assert {n: block.bits for n, block in blocks.items() if block.bits != 4} == {"lm_head": 8}
     assert weights_of(stored) == "int4" and count_weights(stored) >= model.num_parameters()
     assert all(x.factors is not None and x.factors.std() > 0 for x in blocks.values())
-    off, usual = (
-        (each(ids).logits - model(ids).logits).detach().abs().mean() for each in (stored, plain)
-    )
+    off, usual = errors_of(model, stored, plain)
     assert off < 0.6 * usual, (off, usual)
 
 
@@ -123,15 +133,10 @@ def test_int4_stores_layers_that_get_no_inputs() -> None:
 
 
 def test_inputs_of_norms_are_evened_out_and_q8_0_is_taken_over() -> None:
-    model, ids = copy.deepcopy(tiny.model("llama")), torch.tensor([tiny.prompt(60)])
-    for layer in model.model.layers:
-        layer.input_layernorm.weight.data[5] = 300.0
-        layer.post_attention_layernorm.weight.data[5] = 300.0
+    model = uneven()
     stored, plain = quantized(copy.deepcopy(model)), copy.deepcopy(model)
     replace_linears(plain)
-    off, usual = (
-        (each(ids).logits - model(ids).logits).detach().abs().mean() for each in (stored, plain)
-    )
+    off, usual = errors_of(model, stored, plain)
     assert off < 0.5 * usual, (off, usual)
     blocks = {n: block for n, block in plain.named_modules() if isinstance(block, BlockLinear)}
     for name, block in blocks.items():

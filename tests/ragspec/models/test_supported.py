@@ -59,16 +59,13 @@ def test_a_hybrid_without_its_attention_layers_is_refused() -> None:
         check_config(config)
 
 
-def test_a_model_without_a_head_is_refused() -> None:
+def test_a_model_without_a_head_or_a_cache_is_refused() -> None:
     body = AutoModel.from_config(AutoConfig.for_model("llama", **COMMON))
-    with pytest.raises(UnsupportedModelError, match=r"LlamaModel.*AutoModelForCausalLM"):
-        check_scope(body)
-
-
-def test_a_model_without_a_cache_is_refused() -> None:
     config = AutoConfig.for_model("openai-gpt", n_embd=32, n_layer=1, n_head=4, vocab_size=97)
-    with pytest.raises(UnsupportedModelError, match="past_key_values"):
-        check_scope(AutoModelForCausalLM.from_config(config))
+    forgetful = AutoModelForCausalLM.from_config(config)
+    for model, message in ((body, r"LlamaModel.*AutoModelForCausalLM"), (forgetful, "past_key_va")):
+        with pytest.raises(UnsupportedModelError, match=message):
+            check_scope(model)
 
 
 @pytest.mark.parametrize("thing", [torch.nn.Linear(2, 2), "gpt2", None, SimpleNamespace(config=1)])

@@ -193,23 +193,17 @@ def test_packs_need_memory_and_stale_ones_go(model: Two, monkeypatch: pytest.Mon
     assert id(model.one) not in packing._packs
 
 
-def test_none_are_created_without_the_kernels(model: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "arm64")
-    assert pack(model) == []
-
-
-def test_only_plain_linear_layers_are_packed() -> None:
+def test_only_plain_linear_layers_are_packed(model: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(nn.Linear):
         pass
 
-    layers = nn.Sequential(
-        Mine(64, 64), nn.Linear(64, 64, dtype=torch.float64), nn.Linear(64, 64, device="meta")
-    )
-    assert pack(layers) == []
-
-
-def test_compiled_models_are_left_alone(model: Two) -> None:
+    others = [nn.Linear(64, 64, dtype=torch.float64), nn.Linear(64, 64, device="meta")]
+    assert pack(nn.Sequential(Mine(64, 64), *others)) == []
     assert pack(torch.compile(model, backend="eager")) == []  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.machine", lambda: "arm64")  # which has no such kernels
+        assert pack(model) == []
+    assert pack(model) == [model.one, model.two]
     model.one.compile(backend="eager")
     assert pack(model) == []
 
