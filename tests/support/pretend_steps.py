@@ -75,15 +75,17 @@ def count_steps(
     return result
 
 
-def check_drafting(device: Pretend, session: DraftSession, beside: int) -> None:
-    """Check the waits of each level of a chain, and its launches beside model and graph."""
+def check_drafting(
+    device: Pretend, session: DraftSession, beside: int, nodes: int = 5, steps: int = 5
+) -> None:
+    """Check the waits of each step of a draft, and its launches beside model and graph."""
     context = DraftContext([1, 2, 3, 4, 5, 6], 5, 40)
-    session.propose(context, 5)
+    session.propose(context, nodes)
     with device.recording() as record:
-        assert len(session.propose(context, 5)) == 5
-    assert (record.waits, record.asynchronous) == (5, 5)
+        assert len(session.propose(context, nodes)) == nodes
+    assert (record.waits, record.asynchronous) == (steps, steps)
     within = [each for each in record.of(Cause.KERNEL) if "_step.py" in each.where]  # of a graph
-    assert record.kernels_beside - len(within) <= beside * 5
+    assert record.kernels_beside - len(within) <= beside * steps
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
 from tests.support import architectures, tiny
-from tests.support.calls import noted
 from tests.support.loops import draft_request
 from tests.support.pretend import Pretend, pretend
 from tests.support.pretend_steps import check_drafting
@@ -156,18 +155,10 @@ def test_a_shape_is_compiled_into_one_graph_and_never_broken(
     assert other.cache.model.static == "compile"
 
 
-def test_one_packet_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = session_of(architectures.build("llama"), "eager")
-    context = DraftContext([1, 2, 3, 4, 5, 6], 5, 40)
-    session.propose(context, 11)
-    visits: list[str] = []
-    for name in ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "nonzero"):
-        counted = noted(getattr(torch.Tensor, name), visits, lambda *_, name=name: name)
-        monkeypatch.setattr(torch.Tensor, name, counted)
-    tree = session.propose(context, 11)
-    monkeypatch.undo()
-    assert len(tree) == 11
-    assert visits == ["cpu", "tolist"]  # the packet, then its values
+def test_a_tree_drafted_in_one_call_waits_once() -> None:
+    with Pretend() as device:
+        session = session_of(pretend(architectures.build("llama")), "eager")
+        check_drafting(device, session, beside=12, nodes=11, steps=1)
 
 
 @pytest.mark.parametrize("shape", [SHAPE, None])

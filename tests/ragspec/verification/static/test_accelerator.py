@@ -35,6 +35,7 @@ SETTINGS = {
     "all": replace(EVERY_SETTING, presence_penalty=0.2, min_new_tokens=6),
 }
 FLAT = Sampling(temperature=1.5, top_k=0, top_p=0.99, repetition_penalty=1.1, seed=3)
+EVERY = SETTINGS | {"flat": FLAT}
 MIXED = [*SETTINGS.values(), Sampling(temperature=0.2, top_k=7, seed=3)]
 KERNELS, BYTES = 120, 64 << 10
 
@@ -97,16 +98,10 @@ def check_limits(steps: Steps, rows: int, nodes: int, looks: int = 1) -> None:
 
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("nodes", [0, 15])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_step_waits_once_and_launches_few_kernels(name: str, nodes: int, rows: int) -> None:
-    check_limits(counted(nodes, rows, SETTINGS[name]), rows, nodes)
-
-
-@pytest.mark.parametrize("rows", [1, 16])
-@pytest.mark.parametrize("nodes", [0, 15])
-def test_survivors_beyond_the_candidates_cost_a_second_choice(nodes: int, rows: int) -> None:
-    """Of all rows together, where the logits are."""
-    check_limits(counted(nodes, rows, FLAT), rows, nodes, looks=2)
+@pytest.mark.parametrize("name", EVERY)
+def test_a_choice_waits_once_and_launches_few_kernels(name: str, nodes: int, rows: int) -> None:
+    """Survivors beyond the candidates cost a second choice, of all rows together."""
+    check_limits(counted(nodes, rows, EVERY[name]), rows, nodes, looks=1 + (name == "flat"))
 
 
 def test_a_second_choice_extends_a_moved_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +181,7 @@ def test_a_second_choice_leaves_other_rows_unchanged() -> None:
 
 @pytest.mark.parametrize(("name", "rows"), [("greedy", 1), ("all", 16), ("flat", 3)])
 def test_accepted_slots_move_without_the_host(name: str, rows: int) -> None:
-    new, sampling = 16, {**SETTINGS, "flat": FLAT}[name]
+    new, sampling = 16, EVERY[name]
     plain = Engine(model(), drafter=None)
     results = plain.generate(prompts(rows), sampling, max_new_tokens=new, ignore_eos=True)
     texts = [
