@@ -9,7 +9,6 @@ import torch
 
 from ragspec import Engine, Sampling
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter, NeighbourTable
-from ragspec.rules.base import Step
 from ragspec.verification import cpu_weights as packing
 from ragspec.verification.cpu_weights import Packed
 from ragspec.verification.sequence_cache import SequenceCache
@@ -175,28 +174,3 @@ def test_a_cache_grown_in_one_mode_is_written_in_another(monkeypatch: pytest.Mon
         with torch.inference_mode(len(stream.result.tokens) % 4 < 2):
             next(stream, None)
     assert stream.result.tokens == whole.tokens
-
-
-def test_rows_that_leave_a_batch_do_not_bind_the_others_to_a_mode() -> None:
-    engine = Engine(tiny.model("llama"), drafter=None)
-    prompts = [[5, 6, 7], [40, 41, 3, 9]]
-    plain = [engine.generate(prompt, max_new_tokens=9, ignore_eos=True) for prompt in prompts]
-    ends = [plain[0].tokens[2]]
-    known: list[bool] = []
-    modes = [torch.inference_mode(True), torch.inference_mode(False)]
-
-    def switch(row: int, step: Step) -> None:
-        known.append(torch.is_inference_mode_enabled())
-        if len(known) == 7:
-            modes[0].__exit__(None, None, None)
-
-    modes[0].__enter__()
-    results = engine.generate(
-        prompts, max_new_tokens=9, ignore_eos=True, stop_token_ids=ends, on_step=switch
-    )
-    assert not torch.is_inference_mode_enabled()
-    assert set(known) == {True, False}
-    for result, whole in zip(results, plain, strict=True):
-        stops = [place for place, token in enumerate(whole.tokens) if token in ends]
-        assert result.tokens == (whole.tokens[: stops[0] + 1] if stops else whole.tokens)
-    assert len({len(result.tokens) for result in results}) == 2

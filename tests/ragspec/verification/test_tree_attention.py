@@ -22,7 +22,7 @@ from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.tree_attention import NAME, lease, tree_attention, tree_mask, tree_view
 from tests.support import tiny
 from tests.support.architectures import build
-from tests.support.sessions import prefill
+from tests.support.model_state import state_of
 from tests.support.tiny import prompt
 
 WINDOW = 4
@@ -273,19 +273,6 @@ def test_small_and_single_forwards_keep_their_mask(monkeypatch: pytest.MonkeyPat
         assert tree_mask(1, 6, 6) is not None
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom", "gptj"])
-def test_trees_are_right_under_large_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, text = build(name), prompt(12, seed=6)
-    tree = DraftTree.build([5, 6, 7, 8], [-1, -1, 1, 0], "test")
-    results = []
-    for large in (1 << 17, 1):
-        monkeypatch.setattr(attention_module, "LARGE_MASK", large)
-        with lease(model), CausalTarget(model).open(1, 32) as session:
-            prefill(session, text)
-            results.append(session.verify([[3, 4]], [tree]))
-    torch.testing.assert_close(*results, atol=1e-4 if name == "gpt_oss" else 1e-9, rtol=0)
-
-
 # --- leases leave the model unchanged -------------------------------------------------------------
 
 
@@ -313,14 +300,9 @@ def test_models_may_share_a_configuration() -> None:
 def test_generating_leaves_the_model_unchanged(name: str) -> None:
     model = copy.deepcopy(build(name))
     before = local(model)
-    configuration, names = model.config.to_dict(), set(vars(model))
-    weights = {key: value.clone() for key, value in model.state_dict().items()}
-    implementation = model.config._attn_implementation
+    state = state_of(model)
     Engine(model, drafter="context", budget=6).generate(prompt(12, seed=1), max_new_tokens=8)
-    assert model.config._attn_implementation == implementation
-    assert model.config.to_dict() == configuration
-    assert set(vars(model)) == names
-    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    assert state_of(model) == state
     assert local(model) == before
 
 

@@ -108,14 +108,6 @@ def test_broken_shapes_are_refused(parents: tuple[int, ...], ranks: tuple[int, .
         TreeShape(parents, ranks)
 
 
-def test_a_static_tree_learns_how_often_first_choices_are_accepted() -> None:
-    growth, tree = grown()
-    before = growth.typical
-    growth.learn([int(tree.tokens[0]), 1])
-    assert growth.typical != before
-    assert all(0.0 < accept_prob <= 1.0 for accept_prob in tree.accept_prob.tolist())
-
-
 def afresh(architecture: str, tokens: Sequence[int]) -> torch.Tensor:
     """Return the model's logits after the last token: [V]."""
     return tiny.logits(model(architecture), tokens)[-1]
