@@ -109,7 +109,7 @@ def uneven() -> Any:
 def errors_of(model: Any, *stored: Any) -> list[float]:
     """Return how far the logits of other models are from those of a model, on average."""
     ids = torch.tensor([tiny.prompt(60)])
-    return [float((each(ids).logits - model(ids).logits).abs().mean()) for each in stored]
+    return [float((each(ids).logits - model(ids).logits).detach().abs().mean()) for each in stored]
 
 
 def test_int4_stores_all_layers_but_the_head_in_4_bits() -> None:
