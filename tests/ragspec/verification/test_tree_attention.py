@@ -300,9 +300,10 @@ def test_models_may_share_a_configuration() -> None:
 def test_generating_leaves_the_model_unchanged(name: str) -> None:
     model = copy.deepcopy(build(name))
     before = local(model)
-    state = state_of(model)
+    state, weights = state_of(model), copy.deepcopy(model.state_dict())
     Engine(model, drafter="context", budget=6).generate(prompt(12, seed=1), max_new_tokens=8)
     assert state_of(model) == state
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
     assert local(model) == before
 
 
