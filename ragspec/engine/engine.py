@@ -40,7 +40,8 @@ from ragspec.verification.prefix_cache import PrefixCache
 
 BudgetSpec = str | int | BudgetPolicy
 RuleSpec = str | Rule | None
-OPTIONS = ("static", "runtime", "rule", "max_batch_size")  # further ones of `from_pretrained`
+# Further ones of `from_pretrained`, first those of `load_target`.
+OPTIONS = ("adapter", "static", "runtime", "rule", "max_batch_size")
 
 
 class Engine(AbstractContextManager["Engine", None]):
@@ -117,8 +118,7 @@ class Engine(AbstractContextManager["Engine", None]):
         """
         if others := options.keys() - {*OPTIONS}:
             raise InputError(f"got {min(others)}=; expected arguments of Engine. Leave it out.")
-        loading = ("adapter", "static", "runtime")
-        settings = {name: options.pop(name) for name in loading if name in options}
+        settings = {name: options.pop(name) for name in OPTIONS[:3] if name in options}
         target, tokenizer = load_target(model, device, dtype, device_map=device_map, **settings)
         return cls(target, tokenizer, drafter, draft_model, budget, **options)
 

@@ -189,7 +189,7 @@ def test_an_adapter_that_does_not_fit_is_refused(
     with pytest.raises(
         errors.MissingModelError, match=r"expected a folder with adapter_config\.json"
     ):
-        load_model(saved, adapter=tmp_path)
+        Engine.from_pretrained(str(saved), adapter=tmp_path)
     other = tiny.model(vocab_size=50, hidden_size=32)
     with pytest.raises(errors.ModelError, match="cannot be merged"):
         load.with_adapter(copy.deepcopy(other), adapter)
