@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SAMPLED = 64
 # Fields of a configuration that change no logits, or only their rounding.
-NEUTRAL = re.compile(r"_.*|.*dtype|transformers_version|use_cache|return_dict|output_.*|.*token_id")
+NEUTRAL = re.compile(r"(_|output_|return_).*|.*(dtype|version|token_id)|architectures|use_cache")
 
 
 def tokenizer_fingerprint(tokenizer: "Tokenizer") -> str:
