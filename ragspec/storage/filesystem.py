@@ -64,9 +64,9 @@ def write_output(path: Path, what: str, text: str) -> None:
     Characters that UTF-8 cannot hold become "?".
     """
     file = Path(os.path.realpath(path))  # a link stays
-    part = file.with_name(f"{file.name}.part")
-    old, beside = os.path.isfile(path), os.access(file.parent, os.W_OK)
-    if os.path.exists(path) and not (old and beside):  # a pipe, a device, a folder of others
+    part = file.parent / f".{os.urandom(8).hex()}.part"
+    old = os.path.isfile(path) and not str(path).startswith(("/dev/std", "/dev/fd/"))
+    if os.path.exists(path) and not (old and os.access(file.parent, os.W_OK)):  # or a pipe
         file = part = path
     try:
         if old:

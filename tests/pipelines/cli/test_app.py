@@ -158,7 +158,7 @@ def test_interrupts_during_the_import_and_their_handling_end_with_130(
 def test_a_full_disk_costs_the_trace_and_not_the_answer(
     model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, full = tmp_path / "t.jsonl", Path("/dev/full")
+    path, full = tmp_path / f"{250 * 't'}.json", Path("/dev/full")
     run = ["generate", "a", "--model", model, "--max-new-tokens", "3", "--json", "--trace"]
     if full.exists():
         assert "'/dev/full'" in output_of(capsys, *run, full, code=2).err
