@@ -41,7 +41,7 @@ GROUPS = re.compile(r"(?<=\d),(?=\d{3}\b)")  # of digits
 UNIT = re.compile(r"((?<![\w)])-)?([$€£¥%])")
 UNITS = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "%": "percent"}
 NEGATION = re.compile(
-    r"\b(?:not|no(?!\.?\s*\d)|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.I
+    r"\b(?:not|no(?!\.\s*\d)|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.I
 )
 NUMBER_OF_PASSAGE = re.compile(r"\[\d+\]")
 SUFFIX = re.compile(r"(?:ing|ed|es|ly|e)$")

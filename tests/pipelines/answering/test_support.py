@@ -68,6 +68,7 @@ def test_support_of_an_answer(question: str, script: str, support: str) -> None:
         ("-$2 million", "It costs $2 million.", False),
         ("$50", "It costs €50.", False),
         ("50 dollars", "It costs $50.", True),
+        ("It has a 5-year limit", "It has no 5-year limit.", False),
         ("1500 euros", "It costs 1,500 €.", True),
     ],
 )
