@@ -98,13 +98,13 @@ def _read_message(message: llms.ChatMessage) -> dict[str, object]:
     """Return a message in OpenAI's form, without thoughts; pictures and the like are parts."""
     kinds = {block.block_type for block in message.blocks} - {"text", "thinking", "tool_call"}
     parts = [{"type": block.block_type} for block in message.blocks] if kinds else None
-    calls = list(message.additional_kwargs.get("tool_calls") or ())
+    calls = []
     for block in message.blocks:
         if block.block_type == "tool_call":
             function = {"name": block.tool_name, "arguments": block.tool_kwargs}
             calls.append({"type": "function", "id": block.tool_call_id, "function": function})
     turn = {"role": str(message.role.value), "content": parts or message.content}
-    return {**turn, "tool_calls": calls or None}
+    return {**turn, "tool_calls": calls or message.additional_kwargs.get("tool_calls")}
 
 
 def _response(reply: HostReply) -> llms.ChatResponse:
