@@ -160,7 +160,7 @@ def test_a_failed_build_leaves_the_older_one(store: Datastore, tmp_path: Path) -
 
 
 def test_another_model_or_tokenizer_or_kind_is_refused(store: Datastore, tmp_path: Path) -> None:
-    store.check(engine(architectures=["LlamaForCausalLM"]))  # as once saved
+    store.check(engine(architectures=("LlamaForCausalLM",)))  # as once saved
     with pytest.raises(StoreError, match="another model"):
         store.check(engine(seed=4))
     with pytest.raises(StoreError, match="another config"):
