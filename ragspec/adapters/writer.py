@@ -270,7 +270,7 @@ class HostModel(BaseModel):
     def _saved(self, value: object) -> object:
         """Return a setting as JSON, or the text of an object, which is then refused by name."""
         parts = value if isinstance(value, list | tuple) else [value]
-        return value if all(isinstance(each, str | int | None) for each in parts) else repr(value)
+        return value if all(isinstance(each, str | int | None) for each in parts) else str(value)
 
     @property
     def _writer(self) -> HostWriter:
