@@ -53,15 +53,13 @@ CONDITION = re.compile(
     r"|(?P<test>[nt](?=\W)|\S+)))[ \t]*(?P<rest>.*)"
 )
 # The HTML before and after the text of a request.
-HTML = {
-    "SH": ("<h2>", "</h2>"), "Sh": ("<h2>", "</h2>"), "SS": ("<h3>", "</h3>"),
-    "Ss": ("<h3>", "</h3>"), "TP": ("<p>", "<br>"), "TQ": ("", "<br>"), "IP": ("<p>", "<br>"),
-    "It": ("<p>", "<br>"), "AP": ("<p>", "<br>"), "br": ("<br>", ""), "YS": ("<br>", ""),
-    **dict.fromkeys(("Dl", "D1", "SY"), ("<br>", "\n")),
-    **dict.fromkeys(("PP", "P", "LP", "Pp", "sp", "Sp", "HP", "RS", "RE"), ("<p>", "")),
-    **dict.fromkeys(("nf", "EX", "Vb"), ("<pre>", "")),
-    **dict.fromkeys(("fi", "EE", "Ve", "Ed"), ("</pre>", "")),
-}  # fmt: skip
+_HTML = (
+    ("SH Sh", "<h2>", "</h2>"), ("SS Ss", "<h3>", "</h3>"), ("TQ", "", "<br>"),
+    ("TP IP It AP", "<p>", "<br>"), ("PP P LP Pp sp Sp HP RS RE", "<p>", ""),
+    ("Dl D1 SY", "<br>", "\n"), ("br YS", "<br>", ""), ("nf EX Vb", "<pre>", ""),
+    ("fi EE Ve Ed", "</pre>", ""),
+)  # fmt: skip
+HTML = {name: marks for names, *marks in _HTML for name in names.split()}
 NEXT = frozenset({"SH", "SS", "TP", "TQ"})  # their text may be the next line
 FONTS = frozenset({"B", "I", "SM", "SB", "R", "UR", "URL", "MT", "MTO", "FN", "q"})
 PAIRS = frozenset({"BR", "RB", "BI", "IB", "IR", "RI"})
