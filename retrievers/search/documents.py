@@ -152,10 +152,8 @@ def load_folder(
             reason = str(error) if is_ours else f"cannot be read ({error!r})"
             skipped.append(Skipped(clean_path(str(path)), clean(reason.removeprefix(f"{path} "))))
     if not documents and len(new) == len(files):
-        first = " (it holds no file)"
-        if skipped:
-            what = f"{skipped[0].path} {skipped[0].reason}".rstrip(".")
-            first = f"; the first of {len(skipped)} skipped: {what}"
+        what = "".join(f"{each.path} {each.reason}".rstrip(".") for each in skipped[:1])
+        first = f"; the first of {len(skipped)} skipped: {what}" if what else " (it holds no file)"
         raise DocumentError(
             f"{folder} holds no usable text{first}. "
             "Name a folder with text, Markdown, HTML, PDF, office or source files."
@@ -217,18 +215,17 @@ def load_document(
 ) -> Document:
     """Read one file; raise DocumentError if it is missing or holds no usable text."""
     path = Path(path)
+    name, place = clean_path(name or path.name), clean_path(str(path))
     data = read_bytes(path)
     digest = hashlib.sha256(data).hexdigest()
-    before = known.get(clean_path(str(path)))
+    before = known.get(place)
     if before is not None and before.digest == digest:
-        return replace(before, name=clean_path(name or path.name))
+        return replace(before, name=name)
     extract = extract_text(path, data)
     if not extract.text.strip():
         raise DocumentError(f"{path} holds no text.")
     fields = asdict(replace(extract, title=extract.title or clean(path.name)))
-    return Document(
-        clean_path(name or path.name), path=clean_path(str(path)), digest=digest, **fields
-    )
+    return Document(name, path=place, digest=digest, **fields)
 
 
 def read_bytes(path: Path) -> bytes:
