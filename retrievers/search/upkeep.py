@@ -84,11 +84,10 @@ def add(
         stay = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
         removed = [each for each in origin.removed if not _within(each, map(clean_path, new))]
-        paths = list(dict.fromkeys((*origin.paths, *new)))
-        paths = [
-            e for e in paths if _within(clean_path(e), removed) or not _within(e, {*paths} - {e})
-        ]
-        origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
+        every = dict.fromkeys((*origin.paths, *new))
+        outer = {each for each in every if not _within(each, every.keys() - {each})}
+        paths = tuple(e for e in every if e in outer or _within(clean_path(e), removed))
+        origin = replace(origin, paths=paths, removed=tuple(removed))
         documents = [*stay, *_as_before(index, loaded.documents)]
         return IndexPlan(files.with_unique_names(documents), origin, loaded.skipped)
 
@@ -168,9 +167,7 @@ def refresh(
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
         closed = [each for each in skipped if not each.reason.startswith("holds no text")]
-        lost = {
-            clean_path(each.path) for each in (*missing, *closed)
-        }  # as the documents' paths are
+        lost = {clean_path(e.path) for e in (*missing, *closed)}  # as the documents' paths are
         stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
         documents = files.with_unique_names([*stay, *_as_before(index, read)])
         return IndexPlan(documents, origin, skipped, missing)
