@@ -135,8 +135,7 @@ class Numbering:
         self._restarts: set[tuple[str, int]] = set()  # lists and levels that begin anew once
         self._counts: dict[str, dict[int, int]] = {}  # of the levels of each definition
         for each in _all(part, "num"):
-            number = attribute(each, "numId")
-            key = keys[number]
+            key = keys[number := attribute(each, "numId")]
             if key in definitions and (style := attribute(definitions[key], "numStyleLink/val")):
                 key = keys.get(linked.get(style, ""), "")
             changes = _all(each, "lvlOverride")

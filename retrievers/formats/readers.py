@@ -115,11 +115,9 @@ def parsing(path: Path) -> Iterator[None]:
     except RagspecError:
         raise
     except Exception as error:  # the packages share no class of errors
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        reason = re.sub(r"<_io\.\w+ .*?>", lambda _: path.name, reason)
-        raise DocumentError(
-            f"{path} is damaged, or no {format_of(path)} file ({reason})."
-        ) from error
+        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        line = re.sub(r"<_io\.\w+ .*?>", lambda _: path.name, line)
+        raise DocumentError(f"{path} is damaged, or no {format_of(path)} file ({line}).") from error
 
 
 def left_out(path: Path, data: bytes) -> list[str]:

@@ -158,11 +158,10 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
         if not hasattr(name, "encode"):
             raise InputError(f"got {name!r} as embedder; expected a name, a path or an Embedder.")
         return name
-    model = check_embedder(name)
-    prints = "".join(fingerprint(model.folder))
-    static = is_static(model.folder)
-    embedder: Callable[..., Embedder] = StaticEmbedder if static else SentenceEmbedder
-    return load_safely(partial(embedder, str(name), model.folder, prints), model.folder)
+    folder = check_embedder(name).folder
+    prints = "".join(fingerprint(folder))
+    embedder: Callable[..., Embedder] = StaticEmbedder if is_static(folder) else SentenceEmbedder
+    return load_safely(partial(embedder, str(name), folder, prints), folder)
 
 
 def load_wordllama() -> StaticEmbedder | None:
