@@ -59,9 +59,7 @@ def test_a_new_requirement_sets_up_again(dev: ModuleType, installs: list[bool], 
     assert installs == [False, False]
 
 
-def test_a_copied_checkout_sets_up_again(
-    dev: ModuleType, installs: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copied_checkout_sets_up_again(dev: ModuleType, installs: list[bool]) -> None:
     dev.set_up()
     stamp = dev.STAMP.read_text().replace(str(dev.ROOT), "elsewhere")
     dev.STAMP.write_text(stamp)

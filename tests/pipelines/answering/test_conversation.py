@@ -1,7 +1,6 @@
 """Conversations: texts of a fresh prefill, passages once, and dropped turns."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -200,7 +199,7 @@ def test_special_tokens_of_a_user_stay_plain_text() -> None:
     assert talk.engine.tokenizer.eos_token_id not in reply.generation.prompt_tokens
 
 
-def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused() -> None:
     plain = Engine(tiny.model(), tiny.tokenizer(), None)
     with pytest.raises(UnsupportedModelError, match="without a chat template"):
         Conversation(plain)

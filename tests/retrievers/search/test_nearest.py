@@ -90,9 +90,7 @@ def test_vectors_of_any_length_are_searched(length: float) -> None:
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-def test_scan_is_exact_only_with_its_error_bound(
-    bounded: bool, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scan_is_exact_only_with_its_error_bound(bounded: bool, precision: str) -> None:
     if precision == "float32":
         pytest.skip("of the scan alone")
     vectors, queries = unit(3000, 1, 0.05), unit(64, 2, 0.05)
