@@ -391,11 +391,6 @@ def test_attributes_of_drafters_and_rules_are_declared() -> None:
     assert {module: count for module, count in counts.items() if count} == FOREIGN
 
 
-def test_the_count_of_attribute_checks() -> None:
-    assert attr_calls(ast.parse("getattr(drafter, 'top', 0) if hasattr(drafter, 'x') else 1")) == 2
-    assert attr_calls(ast.parse("drafter.getattr, drafter.needs")) == 0
-
-
 def test_the_library_has_no_forbidden_call_or_import() -> None:
     used = {name(path): list(violations(parse(path), path.name)) for path in LIBRARY}
     assert {path: each for path, each in used.items() if each} == {}

@@ -117,7 +117,7 @@ def test_bare_function_becomes_a_retriever() -> None:
     + [{"text": 1.0}, [("text", float("nan"), {})], [("half \ud800", 1.0, {})]],
 )
 def test_wrong_results_are_refused(result: Any) -> None:
-    expected = r"search function <lambda> returned .*expected .*(\(text, score, meta\)|a number)"
+    expected = r"search function <lambda> returned .*expected .*(\(text, score, meta\)|a number\.)"
     with pytest.raises(InputError, match=expected):
         FunctionRetriever(lambda query: result).search("q", 1)
     with pytest.raises(InputError, match=r"Engine.search\(\) returned .* expected a list of Hit"):
