@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ragspec.sampling.transform import Transform
 
 RAPID, STRIDE = "rapid", 4
-WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ def answer(options: AskOptions, over: Callable[[DocQA, Engine, bool], Answerer])
     with terminal.working("loading the model"):
         engine = text.engine.load_engine(text.stores)
     if text.output.compare:
-        over(qa, engine, False).ask(question, max_new_tokens=WARM_UP_TOKENS, **arguments)
+        over(qa, engine, False).ask(question, max_new_tokens=show.WARM_UP_TOKENS, **arguments)
         engine.prefix_cache.clear()
     ask_and_show(options, engine, partial(over, qa), arguments, terminal, skipped=skipped)
 

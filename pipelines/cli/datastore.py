@@ -3,17 +3,17 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from typer import Argument, Typer
 
 from ragspec.errors import pluralize
-from ragspec.pipelines.cli.store import PREFIX, SOURCES, counting
+from ragspec.pipelines.cli.store import PREFIX, StoreBuildOptions, counting
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.records import add_command, argument, option, takes_records
+from ragspec.pipelines.console.records import add_command, option, takes_records
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import TextColumns, read_texts
+from ragspec.pipelines.console.texts import read_texts
 
 app = Typer(
     no_args_is_help=True,
@@ -23,29 +23,20 @@ app = Typer(
 DatastoreArgument = Annotated[Path, Argument(metavar="DATASTORE", help="One on disk.")]
 
 
-@dataclass(frozen=True, slots=True)
-class DatastoreBuildOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatastoreBuildOptions(StoreBuildOptions):
     """The text of a datastore."""
 
-    columns: TextColumns
+    kind: ClassVar[str] = "datastore"
     place: o.PlaceOptions
-    texts: list[str] = argument(..., SOURCES)
-    out: Path = option(..., "Where it is written.", "--out", "-o")
-    model: o.ModelOption = "starter"
     max_tokens: int = option(10**6, "Keep so many tokens at most.", min=1)
-    replace: bool = option(False, "Put it in the place of the store that is there.", "--replace")
-    json: o.JsonOption = False
-
-    def __post_init__(self) -> None:
-        checks.check_model(self.model)
-        checks.check_new_store(self.out, "datastore", replace=self.replace)
 
 
 @takes_records
 def build(options: DatastoreBuildOptions) -> None:
     """Read texts with a model and keep its state before every token."""
     terminal, place = Terminal(quiet=options.json), options.place
-    rows = read_texts(options.texts, options.columns, terminal.note_skipped)
+    rows = read_texts(options.sources, options.columns, terminal.note_skipped)
 
     from ragspec.retrievers.knn.datastore import Datastore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.show import OnRead, OnText, Result, run_and_show
+from ragspec.pipelines.cli.show import WARM_UP_TOKENS, OnRead, OnText, Result, run_and_show
 from ragspec.pipelines.console import checks
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import argument, option, setting, takes_records
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.sampling.settings import Sampling
 
-WARM_UP_TOKENS = 8
 NEIGHBOURS, WEIGHT = 32, 0.25
 
 
@@ -78,8 +77,7 @@ def generate(options: GenerateOptions) -> None:
     """Continue a text, or with --chat answer it, without documents."""
     text, knn, content = options.text, options.knn, options.prompt
     if content == "-":  # the mark and the line break around a file are not part of the text
-        typed = sys.stdin.read().removeprefix("\ufeff").removesuffix("\n")
-        content = checks.checked_text(typed)
+        content = checks.checked_text(sys.stdin.read().removeprefix("\ufeff").removesuffix("\n"))
     arguments: dict[str, Any] = {"stop": options.stops(), **text.read_prediction()}
     arguments["max_new_tokens"] = text.sampling.max_new_tokens
 

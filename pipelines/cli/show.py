@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ragspec.sampling.settings import Sampling
 
 INTERRUPTED = 130
+WARM_UP_TOKENS = 8
 AROUND = 80  # characters of the document shown on each side of a sentence
 SUPPORT = {
     "supported": "supported: one sentence speaks of the question and has what the answer says",

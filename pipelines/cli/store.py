@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Argument, Typer
 
@@ -74,17 +74,18 @@ def load_tokenizer(name: str) -> Tokenizer:
 class StoreBuildOptions:
     """The text of a corpus."""
 
+    kind: ClassVar[str] = "corpus"
     columns: TextColumns
     sources: list[str] = argument(..., SOURCES)
-    out: Path = option(..., "Where the corpus is written.", "--out", "-o")
+    out: Path = option(..., "Where it is written.", "--out", "-o")
     model: o.ModelOption = "starter"
     max_tokens: int | None = option(None, "Read so many tokens at most.", min=1)
-    replace: bool = option(False, "Put it in the place of the corpus that is there.", "--replace")
+    replace: bool = option(False, "Put it in the place of the one that is there.", "--replace")
     json: o.JsonOption = False
 
     def __post_init__(self) -> None:
         checks.check_model(self.model)
-        checks.check_new_store(self.out, "corpus", replace=self.replace)
+        checks.check_new_store(self.out, self.kind, replace=self.replace)
 
 
 @takes_records
