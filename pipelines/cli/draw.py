@@ -5,7 +5,7 @@ The PNG text "ragspec" of every image has the settings that determine it. No fil
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import count, islice
@@ -150,9 +150,22 @@ class DrawOptions:
         return [] if self.drafter == "none" else split_drafters(self.drafter)
 
     def settings(self, *others: str) -> dict[str, Any]:
-        """Return the settings by name, without some others."""
-        every = parse_settings(self.setting).items()
-        return {name: value for name, value in every if name not in others}
+        """Return the settings by name, without some others; raise InputError for other texts."""
+        settings, whole = dict[str, Any](), {*visual.WHOLE, *SIZE}
+        for text in self.setting:
+            name, _, value = text.partition("=")
+            name = name.strip().replace("-", "_").replace("lambda", "lam")
+            convert: Callable[[str], Any] = (
+                str if name in PLACE else int if name in whole else float
+            )
+            try:
+                settings[name] = convert(value)
+            except ValueError as error:
+                kind = "whole number" if name in whole else "number, such as delta=0.3"
+                raise InputError(
+                    f"Expected --set NAME=VALUE, got {text!r}. Give a {kind}."
+                ) from error
+        return {name: value for name, value in settings.items() if name not in others}
 
     def arguments(self) -> dict[str, object]:
         """Return a pipeline's call arguments."""
@@ -165,21 +178,6 @@ class DrawOptions:
             "num_images_per_prompt": self.n,
             **{name: settings[name] for name in SIZE if name in settings},
         }
-
-
-def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of NAME=VALUE texts by name; raise InputError for other texts."""
-    settings, whole = dict[str, Any](), {*visual.WHOLE, *SIZE}
-    for text in texts:
-        name, _, value = text.partition("=")
-        name = name.strip().replace("-", "_").replace("lambda", "lam")
-        convert: Callable[[str], Any] = str if name in PLACE else int if name in whole else float
-        try:
-            settings[name] = convert(value)
-        except ValueError as error:
-            kind = "whole number" if name in whole else "number, such as delta=0.3"
-            raise InputError(f"Expected --set NAME=VALUE, got {text!r}. Give a {kind}.") from error
-    return settings
 
 
 @takes_records
