@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
@@ -25,9 +25,6 @@ from ragspec.pipelines.server.prompting import read_chat, read_completion
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import answer, run_in_thread, until_disconnected
-
-if TYPE_CHECKING:
-    from ragspec.visual.output import ImageOutput
 
 T = TypeVar("T")
 
@@ -248,11 +245,8 @@ def draw(body: schema.ImageRequest, served: Serving, gone: Callable[[], bool]) -
     for image in out.images:
         image.save(file := io.BytesIO(), "PNG")
         data.append({"b64_json": base64.b64encode(file.getvalue()).decode()})
-    return {"created": int(time.time()), "data": data, "metrics": _metrics(out)}
-
-
-def _metrics(out: "ImageOutput") -> dict[str, object]:
     stats = out.stats
     tokens = sum(report.tokens for report in stats.reports) or stats.excess.size
     record = {"num_forwards": stats.forwards, "num_tokens": tokens, "label": out.label}
-    return {"speculative_decoding": {**record, "seeds": list(stats.seeds)}}
+    metrics = {"speculative_decoding": {**record, "seeds": list(stats.seeds)}}
+    return {"created": int(time.time()), "data": data, "metrics": metrics}
