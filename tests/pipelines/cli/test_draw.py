@@ -64,17 +64,6 @@ def test_a_saved_pipeline_draws_with_its_settings_and_a_random_seed(
     assert f"seed {result['seed']}" in capsys.readouterr().out
 
 
-def test_no_file_is_overwritten(folder: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "red-1-1.png").write_bytes(b"no picture")
-    common = ("--class", "red", "--model", folder, "--seed", "1")
-    first, second = draw(*common, out), draw(*common, "--rule", "lantern", "--n", "2", out)
-    assert first["images"] == [str(out / "red-1-0.png")]
-    assert second["images"] == [str(out / "red-1-2.png"), str(out / "red-1-3.png")]
-    assert (out / "red-1-1.png").read_bytes() == b"no picture"
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_image_holds_its_settings(folder: str, tmp_path: Path, dtype: str) -> None:
     place = ("--seed", "1", "-s", f"dtype={dtype}", tmp_path / "out")

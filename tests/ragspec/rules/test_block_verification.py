@@ -86,12 +86,6 @@ def test_division_factor_at_the_ends() -> None:
     assert division_factor(p, p.flip(0), 3) == pytest.approx(3.0)
 
 
-def test_disjoint_distributions_leave_the_target_alone() -> None:
-    distributions = Distributions(4, 0).fix("target", {(): (0.5, 0.5, 0, 0)})
-    distributions.fix("draft", {(): (0, 0, 0.5, 0.5)})
-    assert distributions.deviation(KSeq(), sampled(3), length=1) <= EXACT
-
-
 def test_three_candidates_beat_recursive_rejection() -> None:
     worlds, tree = [Distributions(3, seed) for seed in range(4)], sampled(3)
     ours, theirs = (
@@ -149,11 +143,6 @@ def test_typical_has_the_distribution_of_its_definition(seed: int) -> None:
             expected[*path, token] += weight * chance
     outcomes = distributions.outcomes(Typical(), sampled(2, 1))
     assert {text: weight for text, weight in outcomes.items() if weight} == pytest.approx(expected)
-
-
-def test_label_says_that_the_distribution_changes() -> None:
-    assert Typical().label == "approximate"
-    assert Distributions(3, 1).deviation(Typical(), sampled(1), length=2) > 0.02
 
 
 @pytest.mark.parametrize("settings", [{"epsilon": 0.0}, {"delta": 1.5}, {"delta": -0.1}])

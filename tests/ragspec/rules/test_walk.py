@@ -50,21 +50,6 @@ def test_walk_stops_where_the_text_ends() -> None:
     assert distributions.deviation(Walk(), tree, length=3) <= EXACT
 
 
-def test_walk_accepts_the_whole_true_chain() -> None:
-    distributions, noise = Distributions(3, 2), NoiseStream(5)
-    truth = plain(distributions, noise, 4)
-    tree = DraftTree.chain(truth[:3], "truth")
-    verdict = distributions.judge(Walk(), tree, noise)
-    assert (verdict.path, verdict.token) == ((0, 1, 2), truth[3])
-
-
-def test_walk_keeps_the_distribution_for_sampled_drafts() -> None:
-    tree = partial(grow, widths=(2, 1))
-    assert Distributions(3, 3).deviation(Walk(), tree, length=3) <= EXACT
-    tree = partial(grow, widths=(1,))
-    assert Distributions(2, 3).deviation(Walk(), tree, 4, steps=2) <= EXACT
-
-
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_labels_and_kinds_of_every_rule(rule: Rule) -> None:
     assert isinstance(rule, Rule)

@@ -39,12 +39,6 @@ def assert_unrelated(first: np.ndarray, second: np.ndarray) -> None:
     assert abs(excess(counts, np.full(64, len(first) / 64))) < 6
 
 
-def test_uniform_numbers_are_uniform() -> None:
-    for stream in NoiseUse:
-        counts, _ = np.histogram(uniforms(3, stream=stream), bins=64, range=(0, 1))
-        assert abs(excess(counts, np.full(64, COUNT / 64))) < 6
-
-
 def test_noise_of_neighbours_seeds_samples_and_streams_is_unrelated() -> None:
     base, noise = uniforms(), NoiseStream(1)
     streams = (NoiseUse.TARGET, NoiseUse.DRAFT, NoiseUse.RESIDUAL)
