@@ -6,9 +6,9 @@ states. Jacobi drafting needs no model.
 
 from pathlib import Path
 
+from ragspec.drafters.base import expect_drafter
 from ragspec.drafters.heads.files import holds_head, open_head
 from ragspec.drafters.heads.head import DraftHead
-from ragspec.drafters.method import expect_drafter
 from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.registry import entries, names, resolve
 from ragspec.rules.base import Rule

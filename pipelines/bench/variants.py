@@ -102,7 +102,7 @@ def needs_model(name: str) -> bool:
 
 def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
     """Return an engine over the same target with the drafters of a name."""
-    uses = _sources_of(name, "uses")
+    uses = _sources_of(name, "needs") | _sources_of(name, "uses")
     if "store" not in uses:
         sources = replace(sources, corpus=None, history=None)
     if "draft model" not in uses:

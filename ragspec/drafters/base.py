@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ragspec.errors import InputError
 from ragspec.needs import HiddenStates, Needs
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
@@ -188,6 +189,18 @@ class Drafter(ABC):
         """
         for drafter in self.drafters:
             drafter.fits(model, tokenizer)
+
+
+def expect_drafter(drafter: object) -> Drafter:
+    """Return a drafter; raise InputError for another object, a drafter class included."""
+    if not isinstance(drafter, Drafter):
+        got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
+        what = f"the class {got}" if isinstance(drafter, type) else got
+        raise InputError(
+            f"got {what} as a drafter; expected a name, a Drafter such as ContextDrafter() or "
+            "store.drafter(), or a list of these."
+        )
+    return drafter
 
 
 @dataclass(slots=True)

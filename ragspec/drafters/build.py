@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ragspec.drafters.base import Drafter
+from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.fuse import Fuse
-from ragspec.drafters.method import Sources, build, expect_drafter
+from ragspec.drafters.method import Sources, build
 from ragspec.errors import InputError
 from ragspec.models.quantized import SMALL
 from ragspec.models.vocabulary import check_vocabulary

@@ -13,8 +13,14 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
-from ragspec.drafters.method import expect_drafter
+from ragspec.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftRequest,
+    DraftSession,
+    Prefill,
+    expect_drafter,
+)
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs, match
 from ragspec.rules.base import Step

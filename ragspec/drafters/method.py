@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragspec.drafters.base import Drafter
+from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.errors import InputError
 from ragspec.registry import entries, resolve
 
@@ -86,18 +86,6 @@ class Method:
     def method(self) -> "Method":
         """The descriptor itself, as for a class with one."""
         return self
-
-
-def expect_drafter(drafter: object) -> Drafter:
-    """Return a drafter; raise InputError for another object, a drafter class included."""
-    if not isinstance(drafter, Drafter):
-        got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
-        what = f"the class {got}" if isinstance(drafter, type) else got
-        raise InputError(
-            f"got {what} as a drafter; expected a name, a Drafter such as ContextDrafter() or "
-            "store.drafter(), or a list of these."
-        )
-    return drafter
 
 
 def build(name: str, sources: Sources) -> list[Drafter]:
