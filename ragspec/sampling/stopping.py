@@ -63,8 +63,7 @@ class StopState:
             self.last = min(self.last, self.count + rule.stop_after)
         self._tokens = [*prompt, *resume_from[:-1]] if rule.criteria else []
         self.reason: str | None = None
-        decodes = (lambda tokens: "") if tokenizer is None else tokenizer
-        self._output = TextOutput(decodes, prompt, rule.strings)
+        self._output = None if tokenizer is None else TextOutput(tokenizer, prompt, rule.strings)
         if any(self._completes_string(token) or token in rule.ends for token in resume_from[:-1]):
             raise InputError(
                 "the tokens in resume_from= go on after an end token or a stop string; expected a "
@@ -78,7 +77,7 @@ class StopState:
     @property
     def text(self) -> str:
         """The text so far, cut at the first stop string; "" without a tokenizer."""
-        return self._output.text
+        return "" if self._output is None else self._output.text
 
     def push(self, token: int) -> bool:
         """Take one emitted token, and return whether the text ends with it."""
@@ -86,7 +85,7 @@ class StopState:
         if self._ends(token):
             self.reason = "stop"
         elif self.count >= self.rule.max_new_tokens:
-            self.reason = "stop" if self._output.finish() else "length"
+            self.reason = "stop" if self._output and self._output.finish() else "length"
         elif self.count >= self.last:
             self.reason = "paused"
         return self.reason is not None
@@ -94,8 +93,9 @@ class StopState:
     def peek(self, tokens: Sequence[int]) -> bool:
         """Return whether the text would end at or before the last of these tokens."""
         full = self.count + len(tokens) >= self.last
-        ends = full or any(token in self.rule.ends for token in tokens)
-        return ends or self._output.completes_stop(tokens)
+        if full or any(token in self.rule.ends for token in tokens):
+            return True
+        return self._output is not None and self._output.completes_stop(tokens)
 
     def _ends(self, token: int) -> bool:
         """Take one token, and return whether it ends the text by another reason than length."""
@@ -108,6 +108,8 @@ class StopState:
         return any([_met(each(ids, scores)) for each in self.rule.criteria])
 
     def _completes_string(self, token: int) -> bool:
+        if self._output is None:
+            return False
         self._output.push([token])
         return self._output.stopped
 
