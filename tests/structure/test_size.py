@@ -76,7 +76,7 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(50_547, 40_000),
+    lambda: lines(LIBRARY): Limit(50_560, 40_000),
     lines_of_tests: Limit(46_384, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
