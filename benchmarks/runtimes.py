@@ -22,8 +22,8 @@ import torch
 from budget import CHAT, SUBJECTS, items_of
 
 from ragspec.engine.engine import Engine
+from ragspec.models.block_linear import weights_of
 from ragspec.models.load import load_model
-from ragspec.models.quantized import weights_of
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession

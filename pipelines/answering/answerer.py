@@ -16,7 +16,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.handle import Stream
 from ragspec.engine.request import check_options, expect_engine, expect_function
 from ragspec.errors import InputError
-from ragspec.models.quantized import count_weights
+from ragspec.models.block_linear import count_weights
 from ragspec.pipelines.answering.answer import Answer, SearchResult
 from ragspec.pipelines.answering.citations import find_evidence
 from ragspec.pipelines.answering.prompt import Prompt, clean_question

@@ -43,7 +43,8 @@ def _device() -> dict[str, object]:
     import torch
 
     from ragspec.models.device import pick_device, pick_dtype
-    from ragspec.models.quantized import LEAST, missing_package
+    from ragspec.models.onnx_session import missing_package
+    from ragspec.models.quantized import LEAST
     from ragspec.verification.cpu_weights import available
 
     device = pick_device("auto")

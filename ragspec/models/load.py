@@ -13,9 +13,10 @@ from ragspec.models import checks
 from ragspec.models.device import out_of_memory, pick_device, pick_dtype
 from ragspec.models.gguf import converted_folder, discard, keep_converted
 from ragspec.models.gguf_metadata import complete_config, complete_model, complete_tokenizer
-from ragspec.models.quantized import SMALL, expect_package, quantized
+from ragspec.models.quantized import SMALL, quantized
 from ragspec.models.resolve import ModelOrigin, ResolvedModel, resolve_model
 from ragspec.models.supported import check_config
+from ragspec.registry import optional_packages
 from ragspec.types import PreTrainedModel, Tokenizer
 
 DeviceMap = str | Mapping[str, int | str | torch.device] | None
@@ -30,8 +31,8 @@ def with_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         ModelError: The adapter does not fit the model, or changes no weights.
     """
     checks.check_adapter(Path(folder))
-    expect_package("peft")
-    from peft import PeftConfig, get_peft_model
+    with optional_packages():
+        from peft import PeftConfig, get_peft_model
 
     try:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # on tied embeddings

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import ModelError
+from ragspec.models.block_linear import weights_of
 from ragspec.models.device import input_device, rounds
-from ragspec.models.quantized import weights_of
 from ragspec.models.supported import unwrapped
 from ragspec.needs import HiddenStates
 from ragspec.sampling.distribution import TokenDistribution

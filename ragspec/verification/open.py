@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import UnsupportedModelError
+from ragspec.models.block_linear import SESSIONS
 from ragspec.models.checks import check_runtime, check_static
 from ragspec.models.device import as_loaded, is_cuda, release_memory
 from ragspec.models.load import DeviceMap, load_model
-from ragspec.models.quantized import SESSIONS, SMALL, stored_small
+from ragspec.models.quantized import SMALL, stored_small
 from ragspec.models.resolve import head_folder, next_tokens_file
 from ragspec.models.supported import check_scope, layer_windows, rank_count, unwrapped
 from ragspec.trees.draft_tree import DraftTree

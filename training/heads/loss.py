@@ -19,7 +19,7 @@ from torch.nn import functional
 from ragspec.drafters.heads.head import DraftHead, HeadStates, RecurrentHead
 from ragspec.drafters.heads.parallel import BlockHead, MedusaHead
 from ragspec.drafters.heads.vocabulary import linear_of, output_rows
-from ragspec.models.quantized import BlockLinear
+from ragspec.models.block_linear import BlockLinear
 from ragspec.training.batches import StateRead
 from ragspec.verification.causal import CausalTarget
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights, part_of, size_of
 from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError, ModelError, RagspecError, UnsupportedModelError
+from ragspec.models.block_linear import block_floats
 from ragspec.models.checks import CONFIG, INDEX, PICKLED, check_head_files, read_config
-from ragspec.models.quantized import block_floats
 from ragspec.types import PreTrainedConfig
 
 _PARTS = "codes", "scales"  # see `BlockLinear`

@@ -22,8 +22,9 @@ from ragspec.drafters.model.drafter import ModelSession, pick_static
 from ragspec.drafters.model.settings import GrowthSettings
 from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.block_linear import BlockLinear
 from ragspec.models.checks import check_static
-from ragspec.models.quantized import BlockLinear, replace_linears
+from ragspec.models.quantized import replace_linears
 from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.types import Tokenizer

@@ -17,8 +17,8 @@ from ragspec.drafters.heads.config import HeadWeights
 from ragspec.drafters.heads.head import DraftHead, check_head
 from ragspec.drafters.heads.parallel import MedusaHead, unset_head
 from ragspec.errors import InputError, ModelError, StoreError, UnsupportedModelError
+from ragspec.models.block_linear import BLOCK, in_blocks
 from ragspec.models.checks import CONFIG, DTYPES, WEIGHTS
-from ragspec.models.quantized import BLOCK, in_blocks
 from ragspec.verification.causal import CausalTarget
 
 LAYOUTS = (speculators, medusa, dflash, eagle, mtp)

@@ -13,7 +13,7 @@ from ragspec.drafters.heads.config import JOINS, HeadConfig
 from ragspec.drafters.heads.medusa import prefix_layer
 from ragspec.drafters.heads.parallel import MedusaHead, unset_head
 from ragspec.errors import InputError
-from ragspec.models.quantized import BlockLinear
+from ragspec.models.block_linear import BlockLinear
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import decoder_layers

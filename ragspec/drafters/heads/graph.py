@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ragspec.drafters.heads.config import HeadConfig, HeadWeights
 from ragspec.drafters.heads.vocabulary import linear_of, output_rows
-from ragspec.models.quantized import BLOCK, BlockLinear, Session, missing_package
+from ragspec.models.block_linear import BLOCK, BlockLinear
+from ragspec.models.onnx_session import Session, missing_package
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.target import POSITIONS, GraphRunner, OnnxTarget, Tables
 

@@ -7,8 +7,8 @@ from itertools import chain, islice
 from torch import Tensor, nn
 
 from ragspec.errors import UnsupportedModelError
+from ragspec.models.block_linear import BlockLinear
 from ragspec.models.checks import check_head_vocabulary
-from ragspec.models.quantized import BlockLinear
 from ragspec.verification.causal import CausalTarget
 
 

@@ -29,19 +29,12 @@ from torch import Tensor, nn
 
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.errors import ModelError
+from ragspec.models.block_linear import BlockEmbedding, BlockLinear, count_weights
 from ragspec.models.device import pick_device, thread_count
 from ragspec.models.gguf import converted_folder, discard, file_state, fill, shortened
 from ragspec.models.load import LOCAL, load_model, read_tokenizer
-from ragspec.models.quantized import (
-    INT8,
-    SETTINGS,
-    BlockEmbedding,
-    BlockLinear,
-    Session,
-    count_weights,
-    missing_package,
-    onnx_runtime,
-)
+from ragspec.models.onnx_session import SETTINGS, Session, missing_package, onnx_runtime
+from ragspec.models.quantized import INT8
 from ragspec.models.resolve import is_model, resolve_model
 from ragspec.storage.filesystem import cache_directory
 from ragspec.storage.manifest import sha256_file

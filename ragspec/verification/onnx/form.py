@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ragspec.models.quantized import BlockLinear, missing_package
+from ragspec.models.block_linear import BlockLinear
+from ragspec.models.onnx_session import missing_package
 from ragspec.models.supported import layer_windows
 from ragspec.types import PreTrainedConfig, PreTrainedModel
 from ragspec.verification.causal import CausalTarget

@@ -19,7 +19,8 @@ import torch
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from ragspec.models.quantized import GROUP, MICROSOFT, BlockLinear, Place, declared, serialized
+from ragspec.models.block_linear import GROUP, BlockLinear
+from ragspec.models.onnx_session import MICROSOFT, Place, declared, serialized
 from ragspec.types import PreTrainedConfig, PreTrainedModel
 from ragspec.verification.onnx.form import FOLDED, TABLES, ModelForm
 from ragspec.verification.reading import usual_taps

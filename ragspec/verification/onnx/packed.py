@@ -13,7 +13,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from ragspec.models.quantized import Session
+from ragspec.models.onnx_session import Session
 
 PAGE = 4096  # kernels align parts of a packed weight by its address, as in memory
 

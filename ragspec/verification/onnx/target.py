@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ragspec.models.quantized import BlockLinear, Session
+from ragspec.models.block_linear import BlockLinear
+from ragspec.models.onnx_session import Session
 from ragspec.needs import LAST
 from ragspec.types import PreTrainedModel
 from ragspec.verification.batch import Batch, TreeView

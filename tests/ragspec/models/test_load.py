@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from ragspec import Engine, errors, load_model
-from ragspec.models import load, quantized
+from ragspec.models import load
 from ragspec.models.device import input_device, pick_device, pick_dtype
 from ragspec.pipelines.cli.app import main
 from ragspec.verification.open import open_target
@@ -207,7 +208,7 @@ def test_an_adapter_that_does_not_fit_is_refused(
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["none"]}))
     with pytest.raises(errors.ModelError, match="cannot be merged"):
         load_model(saved, adapter=adapter)
-    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(errors.MissingExtraError, match=r"ragspec\[adapters\]"):
         load_model(saved, adapter=adapter)
 

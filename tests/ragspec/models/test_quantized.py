@@ -11,17 +11,16 @@ from torch.nn import functional
 
 from ragspec import Engine, load_model
 from ragspec.errors import MissingExtraError, ModelError
+from ragspec.models import onnx_session
 from ragspec.models import quantized as module
-from ragspec.models.quantized import (
+from ragspec.models.block_linear import (
     BLOCK,
-    WIDE,
     BlockEmbedding,
     BlockLinear,
     count_weights,
-    quantized,
-    replace_linears,
     weights_of,
 )
+from ragspec.models.quantized import WIDE, quantized, replace_linears
 from tests.support import tiny
 from tests.support.architectures import ARCHITECTURES, make
 
@@ -227,7 +226,7 @@ def test_auto_quantizes_large_models(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tiny.model("llama", hidden_act="gelu").save_pretrained(tmp_path / "gelu")
     foreign = Engine.from_pretrained(tmp_path / "gelu", device="cpu")
     assert type(foreign.model.lm_head) is nn.Linear, "no graph runs it"
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(onnx_session, "find_spec", lambda name: None)
     assert kind() is nn.Linear
     with pytest.raises(MissingExtraError, match=r"ragspec\[onnx\]"):
         load_model(tmp_path, "cpu", "int8")

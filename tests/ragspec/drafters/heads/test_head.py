@@ -14,8 +14,9 @@ from ragspec.drafters.heads.fresh import fresh_head
 from ragspec.drafters.heads.head import check_head, target_print
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
+from ragspec.models.block_linear import BlockLinear
 from ragspec.models.checks import CONFIG, WEIGHTS
-from ragspec.models.quantized import BlockLinear, quantized
+from ragspec.models.quantized import quantized
 from ragspec.training.batches import seeded
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny

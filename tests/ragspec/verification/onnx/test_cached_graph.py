@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from ragspec import Engine, ModelDrafter, load_model
 from ragspec.errors import ModelError
 from ragspec.models import gguf
-from ragspec.models.quantized import onnx_runtime
+from ragspec.models.onnx_session import onnx_runtime
 from ragspec.needs import LAST
 from ragspec.pipelines.cli.models import known_models, remove
 from ragspec.retrievers.methods.rapid import Rapid

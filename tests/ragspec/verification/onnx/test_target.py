@@ -15,7 +15,9 @@ import torch
 
 from ragspec import Engine, Sampling
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.models import quantized
+from ragspec.models import onnx_session
+from ragspec.models.block_linear import BlockLinear
+from ragspec.models.quantized import quantized
 from ragspec.models.resolve import STARTER
 from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
@@ -230,7 +232,7 @@ def test_reasons_against_onnx_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(form, "LEAST_WEIGHTS", 1 << 20)
     assert "fewer than" in open_target(model).detour
     real = importlib.util.find_spec
-    monkeypatch.setattr(quantized, "find_spec", lambda n: None if n == "onnx" else real(n))
+    monkeypatch.setattr(onnx_session, "find_spec", lambda n: None if n == "onnx" else real(n))
     assert "onnx is not installed (pip install 'ragspec[onnx]')" in open_target(model).detour
     with pytest.raises(InputError, match="got runtime='gpu'"):
         open_target(model, runtime="gpu")
@@ -240,7 +242,7 @@ def test_reasons_against_onnx_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
 
 def small(model: Any) -> Any:
     """Return a model with quantized weights."""
-    return quantized.quantized(copy.deepcopy(model))
+    return quantized(copy.deepcopy(model))
 
 
 def test_quantized_texts_are_those_of_plain_decoding_bit_for_bit(model: Any) -> None:
@@ -362,7 +364,7 @@ def test_quantized_states_are_those_of_the_modules(model: Any) -> None:
 def test_projections_in_other_blocks_or_of_another_layer_stay_apart() -> None:
     models = [copy.deepcopy(tiny.model()) for _ in range(2)]
     key = models[0].model.layers[0].self_attn.k_proj
-    key.weight.data = quantized.BlockLinear.of(key).weight.detach()  # as Q8_0 has it
+    key.weight.data = BlockLinear.of(key).weight.detach()  # as Q8_0 has it
     first, second, *_ = models[1].model.layers
     second.self_attn.q_proj = first.self_attn.q_proj
     for model in models:
