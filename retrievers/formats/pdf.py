@@ -10,7 +10,7 @@ from contextlib import suppress
 from ctypes import POINTER, c_double, c_ushort, cast, create_string_buffer
 from dataclasses import replace
 from functools import reduce
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 from math import cos, inf, pi
 from pathlib import Path
 from threading import Lock
@@ -21,7 +21,7 @@ from ragspec.retrievers.formats.encodings import UNTITLED, Extract, clean, joine
 from ragspec.retrievers.formats.readers import parsing
 
 if TYPE_CHECKING:
-    from pypdfium2 import PdfPage
+    from pypdfium2 import PdfDocument, PdfPage, PdfTextPage
 
 LIGATURES = {number: unicodedata.normalize("NFKC", chr(number)) for number in range(0xFB00, 0xFB07)}
 CHARACTERS = LIGATURES | {0x00AD: "", 0x00A0: " "}  # a soft hyphen, a space
@@ -58,6 +58,10 @@ SECRET = 1 << 13  # the flag of a password
 QUARTER, LEVEL = pi / 2, 0.9  # of a turn, and the least cosine of the angle of text in a line
 OBJECTS = re.compile(rb"/ObjStm\b.{,300}?\bstream\r?\n", re.S)  # pdfium does not show them
 LAYERS_OFF = re.compile(rb"/OFF\s*\[\s*\d")
+RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]{2,}")
+WRITTEN = re.compile(r"[^\r\n]*\S ?|\r\n(?=[^\r\n]*\S)")  # lines, without blank ones
+SAMPLE = 199  # characters of a page that are asked for their turn
+Box = tuple[float, float, float, float]  # left, bottom, right and top
 Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
 Count = tuple[str, int, int]  # text, which of its numbers, by how much it exceeds that of the page
 MAX_PACKED = 2**20  # bytes of a stream of objects
@@ -85,7 +89,9 @@ def read_pdf(path: Path, data: bytes) -> Extract:
                 unread["attached files"] = file.count_attachments()
                 unread["forms in XFA"] = int(file.get_formtype() == XFA_FORM)
                 forms = [_annotations(page, unread) for page in file]
-                pages = [*map(_page, file)]  # reopened, with what has an appearance as text
+                pages = [
+                    _page(file, n) for n in range(len(file))
+                ]  # reopened, with what has an appearance as text
         except pypdfium2.PdfiumError as error:
             if "assword" in str(error):
                 raise DocumentError(f"{path} is encrypted; remove its password first.") from error
@@ -157,29 +163,94 @@ def _annotations(page: "PdfPage", unread: Counter[str]) -> str:
     return text
 
 
-def _page(page: "PdfPage") -> tuple[str, str]:
+def _page(file: "PdfDocument", number: int) -> tuple[str, str]:
     """Return the text of a page with "^" before raised digits, and that of its margins."""
-    part, (_, bottom, _, top) = page.get_textpage(), page.get_bbox()
-    text, margin = part.get_text_range(), MARGIN * (top - bottom)
-    edges = part.get_text_bounded(bottom=top - margin), part.get_text_bounded(top=bottom + margin)
-    return _with_raised(part, text), text if page.get_rotation() else "\n".join(edges)
+    part, page = _text_page(file, number)
+    left, bottom, right, top = page.get_bbox()
+    text, indices = _characters(part, (left, bottom, right, top))
+    margin = MARGIN * (top - bottom)
+    bands = (left, top - margin, right, top), (left, bottom, right, bottom + margin)
+    is_reversed = RIGHT_TO_LEFT.search(text)
+    edges = [_characters(part, each)[0] if is_reversed else part.get_text_bounded(*each)
+             for each in bands]  # fmt: skip
+    return _with_raised(part, text, indices), text if page.get_rotation() else "\n".join(edges)
 
 
-def _with_raised(part: object, text: str) -> str:
+def _text_page(file: "PdfDocument", number: int) -> "tuple[PdfTextPage, PdfPage]":
+    """Return the text of a page that is turned until most of its characters stand upright.
+
+    pdfium skips text without a width, as single characters of a missing font. Outlines widen it.
+    """
+    from pypdfium2 import PdfMatrix, raw
+
+    page = file[number]
+    part = page.get_textpage()
+    some = range(0, part.count_chars(), 1 + part.count_chars() // SAMPLE)
+    written = [n for n in some if raw.FPDFText_GetUnicode(part, n) > ord(" ")]
+    turns = Counter(round(raw.FPDFText_GetCharAngle(part, n) / QUARTER) % 4 for n in written)
+    rotation = 90 * (-max(turns, key=turns.__getitem__) % 4) if turns else page.get_rotation()
+    if rotation != page.get_rotation():
+        page.set_rotation(rotation)
+        page = file[number]
+        part = page.get_textpage()
+    widened = False
+    for each in page.get_objects(filter=[raw.FPDF_PAGEOBJ_TEXT]):
+        left, _, right, _ = each.get_bounds()
+        if right <= left and not raw.FPDFFont_GetIsEmbedded(raw.FPDFTextObj_GetFont(each)):
+            raw.FPDFTextObj_SetTextRenderMode(each, raw.FPDF_TEXTRENDERMODE_STROKE)
+            each.transform(PdfMatrix())
+            widened = True
+    if not widened:
+        return part, page
+    parts = part, page.get_textpage()  # the first is returned if only blanks were widened
+    return max(parts, key=lambda each: len("".join(each.get_text_range().split()))), page
+
+
+def _characters(part: "PdfTextPage", page: Box) -> tuple[str, list[int]]:
+    """Return the text inside of a page, in order, and the index of each character in pdfium.
+
+    The letters of one glyph, which pdfium reverses in lines from right to left, are put in order.
+    """
+    from pypdfium2 import raw
+
+    def box(index: int) -> Box:
+        raw.FPDFText_GetLooseCharBox(part, index, rect := raw.FS_RECTF())
+        return rect.left, rect.bottom, rect.right, rect.top
+
+    def is_outside(each: Box) -> bool:
+        left, bottom, right, top = each
+        return right <= page[0] or left >= page[2] or top <= page[1] or bottom >= page[3]
+
+    text = part.get_text_range()
+    units = accumulate((1 + (each > "\uffff") for each in text), initial=0)  # of UTF-16
+    get = raw.FPDFText_GetCharIndexFromTextIndex
+    pairs = [(each, get(part, unit)) for each, unit in zip(text, units, strict=False)]
+    if any(is_outside(part.get_rect(n)) for n in range(part.count_rects())):
+        pairs = [pair for pair in pairs if pair[0].isspace() or not is_outside(box(pair[1]))]
+        texts = "".join(pair[0] for pair in pairs)
+        spans = [m.span() for m in WRITTEN.finditer(texts)]
+        pairs = [pair for start, end in spans for pair in pairs[start:end]]
+    text = "".join(each for each, _ in pairs)
+    for match in RIGHT_TO_LEFT.finditer(text):
+        run = pairs[match.start() : match.end()]
+        glyphs = [list(some)[::-1] for _, some in groupby(run, lambda pair: box(pair[1]))]
+        pairs[match.start() : match.end()] = chain(*glyphs)
+    return "".join(each for each, _ in pairs), [index for _, index in pairs]
+
+
+def _with_raised(part: "PdfTextPage", text: str, indices: Sequence[int]) -> str:
     """Return the text of a page with "^" before digits that stand higher than what precedes.
 
     A line break between characters that touch, as pdfium sets at such digits, is removed.
     """
     from pypdfium2 import raw
 
-    units = [*accumulate((1 + (each > "\uffff") for each in text), initial=0)]  # of UTF-16
-
     def box(at: int, quarters: int) -> tuple[float, float, float, float]:
         """Return a character's baseline, height, left and right in lines that are turned.
 
         The height is 0 if the character is turned to these lines.
         """
-        index = raw.FPDFText_GetCharIndexFromTextIndex(part, units[at])
+        index = indices[at]
         is_level = cos(raw.FPDFText_GetCharAngle(part, index) - quarters * QUARTER) > LEVEL
         raw.FPDFText_GetLooseCharBox(part, index, rect := raw.FS_RECTF())
         raw.FPDFText_GetCharOrigin(part, index, x := c_double(), y := c_double())
@@ -190,8 +261,7 @@ def _with_raised(part: object, text: str) -> str:
 
     def turn(*ends: int) -> int:
         """Return the quarters of a turn, clockwise, of a line that has these characters."""
-        indices = [raw.FPDFText_GetCharIndexFromTextIndex(part, units[at]) for at in ends]
-        angles: list[float] = [raw.FPDFText_GetCharAngle(part, index) for index in indices]
+        angles: list[float] = [raw.FPDFText_GetCharAngle(part, indices[at]) for at in ends]
         return min(round(angle / QUARTER) % 4 for angle in angles)
 
     def rejoined(match: re.Match[str]) -> str:

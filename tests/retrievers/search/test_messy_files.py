@@ -158,7 +158,7 @@ def test_texts_and_comments_on_a_page_need_no_form(tmp_path: Path) -> None:
         ("log) Tj /F1 9 Tf -5 Ts (2", "", "8 = 3", "log28 = 3"),
         ("See ", "5", "6 and 3", "See 5"),
         ("A) Tj 0 1 -1 0 40 300 Tm (Q", "", "4 W12 turned", "Q4 W12 turned"),
-        ("A) Tj 0 1 -1 0 40 300 Tm (m", "2", " upwards", "m^2 upwards"),
+        ("A) Tj 0 1 -1 0 80 300 Tm (m", "2", " upwards", "m^2 upwards"),
         ("A) Tj -1 0 0 -1 400 300 Tm (10", "23", " per mol", "10^23 per mol"),
         ("AAAA x", "2", " ends", "\U0001d434" * 4 + " x^2"),
         ("1.234,50 [7] Q4 x", "2", " ends", "1.234,50 [7] Q4 x^2"),
@@ -177,6 +177,32 @@ def test_raised_digits_of_a_pdf_follow_a_caret(
         data = data.replace(b"/BaseFont", b"/ToUnicode 99 0 R /BaseFont")
         data = data.replace(b"trailer", stream % (len(mapped), mapped) + b"trailer")
     assert text in load(tmp_path, "a.pdf", data).text
+
+
+ARABIC = b"begincmap 1 beginbfchar <41> <06440627> endbfchar endcmap"
+CHINESE = (
+    b"/Type0 /Encoding /GBK-EUC-H /DescendantFonts [<< /Type /Font /Subtype /CIDFontType0 "
+    b"/BaseFont /SimSun /CIDSystemInfo << /Registry (Adobe) /Ordering (GB1) /Supplement 2 >> "
+    b"/FontDescriptor << /Type /FontDescriptor /FontName /SimSun /Flags 6 >> >>]"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new", "text"),
+    [
+        ("A", b"/BaseFont", b"/ToUnicode 99 0 R /BaseFont", "\u0644\u0627"),
+        ("\\260\\262) Tj 12 0 Td (\\273\\325", b"/Type1", CHINESE, "安徽"),
+        ("Left) Tj 600 0 Td (Right", b"", b"", "Left"),
+        ("A) Tj -1 0 0 -1 300 300 Tm (one) Tj -60 0 Td (two", b"A)", b")", "two one"),
+    ],
+    ids=["a glyph of two letters", "a missing font", "outside of the page", "upside down"],
+)
+def test_pages_of_a_pdf_are_read_as_they_look(
+    tmp_path: Path, line: str, old: bytes, new: bytes, text: str
+) -> None:
+    mapped = b"99 0 obj\n<< /Length %d >>\nstream\n%s\nendstream\nendobj\ntrailer"
+    data = pdf_of(line).replace(b"trailer", mapped % (len(ARABIC), ARABIC)).replace(old, new)
+    assert load(tmp_path, "a.pdf", data).text.strip() == text
 
 
 def test_removed_lines_and_empty_pages_of_a_pdf_are_noted(tmp_path: Path) -> None:
