@@ -28,7 +28,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx import runner as module
+from ragspec.verification.onnx import target as module
 from ragspec.verification.open import open_target
 
 POSITIONS = (1, 2, 4, 8, 16, 32)

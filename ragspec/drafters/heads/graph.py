@@ -14,8 +14,7 @@ from ragspec.drafters.heads.vocabulary import linear_of, output_rows
 from ragspec.models.block_linear import BLOCK, BlockLinear
 from ragspec.models.onnx_session import Session, missing_package
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.onnx.runner import GraphRunner, Tables
-from ragspec.verification.onnx.target import POSITIONS, OnnxTarget
+from ragspec.verification.onnx.target import POSITIONS, GraphRunner, OnnxTarget, Tables
 
 if TYPE_CHECKING:
     from ragspec.verification.batch import Batch

@@ -43,8 +43,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.onnx.bits import Rows, Views, batches_agree
 from ragspec.verification.onnx.packed import store_packed, store_weights
 from ragspec.verification.onnx.record import RECORD, read_record
-from ragspec.verification.onnx.runner import FOLD_TO, GraphRunner
-from ragspec.verification.onnx.target import POSITIONS, SEQUENCES, OnnxTarget
+from ragspec.verification.onnx.target import FOLD_TO, POSITIONS, SEQUENCES, GraphRunner, OnnxTarget
 
 VERSION = 13
 GRAPH, BATCH = "graph.onnx", "batch.onnx"  # of one sequence and of several

@@ -22,7 +22,8 @@ from ragspec.models.resolve import STARTER
 from ragspec.needs import LAST
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget, read_states, score_tokens
-from ragspec.verification.onnx import form, runner, target
+from ragspec.verification.onnx import form
+from ragspec.verification.onnx import target as module
 from ragspec.verification.onnx.form import hindrance
 from ragspec.verification.onnx.target import OnnxTarget
 from ragspec.verification.open import open_target
@@ -73,7 +74,7 @@ SAMPLINGS = [
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(form, "LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(runner, "FOLD_FROM", 1)
+    monkeypatch.setattr(module, "FOLD_FROM", 1)
 
 
 def llama_3() -> Any:
@@ -141,7 +142,7 @@ def test_hidden_states_and_scores_are_those_of_the_modules(model: Any) -> None:
 
 @pytest.mark.parametrize("positions", [16, 21, 22, 30, 31])  # a table ends at any slot
 def test_positions_past_a_table_are_right(monkeypatch: pytest.MonkeyPatch, positions: int) -> None:
-    monkeypatch.setattr(target, "POSITIONS", positions)
+    monkeypatch.setattr(module, "POSITIONS", positions)
     model, prompt = llama_3(), tiny.prompt(20)
     expected = write(through_modules(model), prompt).tokens
     for drafter in (None, "recycling"):
@@ -256,14 +257,14 @@ def test_quantized_texts_are_those_of_plain_decoding_bit_for_bit(model: Any) -> 
 
 
 def test_forwards_whose_bits_depend_on_width_are_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = runner.GraphRunner.run
+    run = module.GraphRunner.run
 
     def other(self: Any, rows: Any, views: Any, *rest: Any) -> list[torch.Tensor]:
         factor = 1 + 1e-6 * (views[0].positions.shape[1] > 200)
         return [each * factor for each in run(self, rows, views, *rest)]
 
     for runs, rounding in ((run, False), (other, True)):
-        monkeypatch.setattr(runner.GraphRunner, "run", runs)
+        monkeypatch.setattr(module.GraphRunner, "run", runs)
         engine = Engine(open_target(small(tiny.model("llama"))), None, "recycling")
         assert ("rounding" in write(engine, tiny.prompt(30)).label) == rounding
 
