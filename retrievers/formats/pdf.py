@@ -89,9 +89,8 @@ def read_pdf(path: Path, data: bytes) -> Extract:
                 unread["attached files"] = file.count_attachments()
                 unread["forms in XFA"] = int(file.get_formtype() == XFA_FORM)
                 forms = [_annotations(page, unread) for page in file]
-                pages = [
-                    _page(file, n) for n in range(len(file))
-                ]  # reopened, with what has an appearance as text
+                # Reopened, with what has an appearance as text.
+                pages = [_page(file, n) for n in range(len(file))]
         except pypdfium2.PdfiumError as error:
             if "assword" in str(error):
                 raise DocumentError(f"{path} is encrypted; remove its password first.") from error
@@ -170,9 +169,10 @@ def _page(file: "PdfDocument", number: int) -> tuple[str, str]:
     text, indices = _characters(part, (left, bottom, right, top))
     margin = MARGIN * (top - bottom)
     bands = (left, top - margin, right, top), (left, bottom, right, bottom + margin)
-    is_reversed = RIGHT_TO_LEFT.search(text)
-    edges = [_characters(part, each)[0] if is_reversed else part.get_text_bounded(*each)
-             for each in bands]  # fmt: skip
+    if RIGHT_TO_LEFT.search(text):
+        edges = [_characters(part, each)[0] for each in bands]
+    else:
+        edges = [part.get_text_bounded(*each) for each in bands]
     return _with_raised(part, text, indices), text if page.get_rotation() else "\n".join(edges)
 
 
