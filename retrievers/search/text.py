@@ -13,21 +13,26 @@ if TYPE_CHECKING:
     from ragspec.retrievers.search.documents import Document
 
 PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-STOPS = "。！？।؟۔։።។။"  # no space needs to follow them
-CASELESS = "\u05d0-\u06d3\u10d0-\u10ff\uac00-\ud7af"  # Hebrew, Arabic, Georgian and Korean
+STOPS = "。！？．｡।॥؟۔։።፧។။"  # no space needs to follow them
+# Hebrew, Arabic, Georgian, Korean, Indic, Japanese and Chinese.
+CASELESS = "\u05d0-\u06d3\u10d0-\u10ff\uac00-\ud7af\u0900-\u0dff\u3040-\u30ff\u3400-\u9fff"
+# Closing quotes, marks of notes and of emphasis, which stand between a stop and the next sentence.
+CLOSING = r"(?:[\"”“’')\]*_¹²³⁰-⁹†‡]|\[(?:\w{1,3}|\d[\d ,–-]+|[a-z]+ \w+)\]|\^\(?[\d,*†‡]+\)?)*+"
 UPPER = "".join(filter(str.isupper, map(chr, range(0xC0, 0x2000))))
 CAPITAL = f"A-Z0-9{CASELESS}{UPPER}"
 # Abbreviations, ordinals and numbers of items: a sentence goes on after them. Small words may begin
 # with a capital.
 _ABBREVIATIONS = r"""Mr Mrs Ms Messrs dr prof profa St Ste Sta Lt Col Gen Capt Maj Adm Cpl Rev Hon
-Rep Pres Bros Sgt Gov Sen Mt Ft Sr Sra Dra Sig dott Hr Fr Fa Ing Dipl Mme Mlle MM Nr Fig Univ vs cf
-e\.g i\.e d\.\sh u\.\sa h\.\sc ej [e]x ca approx vgl bzw evtl ggf inkl insb zzgl sog Mio Mrd EE av
-ul np bijv o\.a bl\.a f\.eks tj tzv tzw m\.in ул им акад проф св św (?<!и\s)т\.[екн]
-(?<!и\s)т\.\s[екн] (?<!\d\s)[гморс] \d\.\s\d \d\.\s\d\d"""
+Rep Pres Bros Sgt Gov Sen Mt Ft Sr Sra Srta Dra Lic Sig Avv dott Hr Fr Fa Ing Dipl Mme Mlle MM Nr
+Skt dhr mevr mgr inż MUDr Fig Univ vs cf e\.g i\.e d\.\sh u\.\sa h\.\sc d\.h u\.a v\.a h\.c o\.ä
+z\.T med kath ej [e]x ca approx vgl bzw evtl ggf inkl insb zzgl sog Mio Mrd EE av ul np bijv o\.a
+bl\.a f\.eks tj tzv tzw m\.in ул им акад проф обл пос пгт св (?<!и\s)т\.[екн] (?<!и\s)т\.\s[екн]
+(?<!\d\s)[гморс] \d\.\s\d \d\.\s\d\d डॉ पं श्री प्रो திரு"""
 ABBREVIATIONS = [re.sub("^[a-zа-яś]", r"(?i:\g<0>)", each) for each in _ABBREVIATIONS.split()]
 ARTICLES = "[Dd](?:er|ie|as|em|en|es)|[Vv]om|[Zz]u[mr]|bis", "[Ii]m|(?<!I )am"
 ORDINALS = [rf"(?:{each})\s{digits}" for each in ARTICLES for digits in (r"\d", r"\d\d")]
 NUMBERS = [r"^\d", r"^\d\d", r"^[A-Za-z]", r"[?!]\s[A-Z]", r"\s\s\d", r"\s\s\d\d", r"\d\s[adnv]"]
+NUMBERS += [r"[\n*][*_]\w"]
 BEFORE = [rf"\b{each}" for each in (*ABBREVIATIONS, *ORDINALS)] + NUMBERS
 GOES_ON = "".join(rf"(?<!{each}\.)" for each in BEFORE)
 BEFORE_NUMBER = r"""no nos nr núm pp pág págs pag vol vols ch chap [ck]ap sec sect abs abschn art eq
@@ -41,17 +46,19 @@ _FIRST_WORDS = """A After All Although And As At Because Before Both But By Each
 However In It Its Many Most No Not On Our She Since Some Such That The Their Then There These They
 This Those To We What When While With You Aber Als Auch Bei Damit Dann Das Der Die Diese Dieses Dort
 Ein Eine Er Es Für Im Mit Nach Sie Wenn Wir Elle Il Ils В Но На Он Она Они Это"""
-BEGINS = rf"[\"”’')\]]*\s+(?:{'|'.join(_FIRST_WORDS.split())})\s+(?!and\b|et\b|&)"
+BEGINS = rf"{CLOSING}\s+(?:{'|'.join(_FIRST_WORDS.split())})\s+(?!and\b|et\b|&)"
 GOES_ON += rf"(?!(?:(?<=\b{INITIAL}\.)|(?<=\b[A-Z]\.\sI\.))(?!{BEGINS}))"
 GOES_ON += r"(?!(?<=\b[^\W\d_]\.)\s+[^\W\d_]\.)"  # z. B.
 GOES_ON += r"(?!(?<=\b[ap]\.m\.)\s+(?:(?:[FMSW]|T[hu])[a-z]+day|[A-Z]{2,4})\b)"  # 9 a.m. Monday
 MONTHS = "Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
 DATE = rf"(?<=\d\.)\s+(?:\d\d?\.(?:\s|\d{{4}})|(?:{MONTHS}|Jahrhundert)\b)"  # 3. Mai, 3. 5. 2024
 SENTENCE_BREAK = re.compile(
-    rf"(?<=[.!?])(?=[\"”’')\]]*\s){GOES_ON}(?!{DATE})(?!(?i:{NUMBERED})\s+[(\[]?(?:\d|[IVX]{{2,}}\b))"
-    rf"[\"”’')\]]*\s+(?=[\"“„«‘'(\[¿¡]?[{CAPITAL}])"
-    rf"|(?<=[{STOPS}])[”’」』）]*(?![”’」』）{STOPS}])"
-    r"|\n(?=[ \t]*(?:[-*•–]|#{1,6}|(?:\d{1,3}|[a-z])[.)])[ \t]+\S)",  # of a list, or a heading
+    rf"(?<=[.!?])(?={CLOSING}\s){GOES_ON}(?!{DATE})(?!(?i:{NUMBERED})\s+[(\[]?(?:\d|[IVX]{{2,}}\b))"
+    rf"{CLOSING}\s+(?=[\"“„«‘'(\[¿¡]?[*_]*[{CAPITAL}])"
+    rf"|(?<=[{STOPS}])(?<!\d．)(?![^《「『（“》」』）”\n]{{1,99}}[》」』）”])"  # within brackets
+    rf"[”’」』）]*(?![”’」』）{STOPS}]|(?<=[」』])と)"
+    r"|\n(?=[ \t]*(?:[-*•–]|#{1,6}|(?:\d{1,3}|[a-z])[.)])[ \t]+\S"  # of a list, or a heading
+    r"|[ \t]*\||[^\s:;][^\n\t]*\t\S|[^\n:;]{1,60}: [^\n;]*; )",  # a row of a table
     re.MULTILINE,
 )
 LINE_BREAK = re.compile(r"\n\s*")

@@ -203,6 +203,9 @@ def test_copies_are_returned_once() -> None:
         ("Es gibt z. B. Eis, i. d. R. Dr. h. c. Ö. Wu.", "Vgl. Abs. 2 vom Sport e. V.", "Er kam."),
         ("Роман А. С. Пушкина, т. е. г. Москва, и т. д.", "Он родился в 1990 г.", "Потом ушел."),
         ("Ł. Wu, Γ. Wu, p. ex. Wu, dott. Wu, tzv. Wu, o.a. Wu, F.eks. Wu.", "Q?", "A. The end."),
+        ("Built in 1040.[6]", "Dr.[1] Wu left.^7", "Six.¹", "**Bold.**", "„Nein.“", "Wu u.a. Wu."),
+        ("**1.** Use mpz_t.[note 2]", "It is __so__.", 'Of Wu Inc. ("Wu").', "ஆம்.", "இல்லை."),
+        ("看《摔跤吧！爸爸》好吗？", "两个．", "彼は「待って！行く。」と言う。", "温度は3．5｡"),
     ],
 )
 def test_sentences_end_in_every_script(sentences: tuple[str, ...]) -> None:
@@ -212,6 +215,7 @@ def test_sentences_end_in_every_script(sentences: tuple[str, ...]) -> None:
 
 
 def test_items_of_lists_are_sentences_with_their_numbers() -> None:
-    items = "So:", "1. Go.", "12. Is.", "  3. It (e.g. Now).", "  10. Up", "- On", "* 5.", "b. C."
+    items = ["So:", "1. Go.", "12. Is.", "  3. It (e.g. Now).", "  10. Up", "- On", "* 5.", "b. C."]
+    items += ["|x|", "A\tB", "A: b; C: d; 6"]  # rows of tables
     text = "\n".join(items)
     assert [text[a:b] for a, b in sentence_spans(text, 0, len(text))] == [*map(str.strip, items)]
