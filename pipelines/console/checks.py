@@ -36,7 +36,9 @@ def check_output(path: Path | None, mark: bytes = b"") -> None:
     if path is None:
         return
     reason = "" if path.parent.is_dir() else f"there is no folder {path.parent}. Make it"
-    if path.is_dir():
+    if str(path).startswith("-"):
+        reason = f"it looks like an option. Write ./{path} if it is a file"
+    elif path.is_dir():
         reason = f"{path} is a folder. Add the name of a file"
     elif not reason and not os.access(path if path.exists() else path.parent, os.W_OK):
         reason = "the system does not allow it. Give yourself the right to write"

@@ -246,7 +246,7 @@ def ignored_fields(body: Body) -> dict[str, str]:
             raise ApiError(400, f"expected at most {MOST_IGNORED} further fields, of short names.")
         near = difflib.get_close_matches(SYNONYMS.get(name, name), known, 1, 0.8)
         if name in refused or near:
-            hint = f"Did you mean {near[0]}?" if near else "This server does not support it."
+            hint = f"Did you mean {near[0]}?" if near else "This server does not support it here."
             raise ApiError(400, f"{path}: expected none. {hint}", "unsupported", path)
         names[plain] = None
     return {"X-Ignored-Fields": ", ".join(names)} if names else {}

@@ -1,6 +1,7 @@
 """Settings of the server: address, API keys and limits."""
 
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ from ragspec.pipelines.console.records import byte_count, check_limits, option, 
 from ragspec.storage.filesystem import read_input
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
+SHAPES = {  # of settings, with an example
+    "hosts": (re.compile(r"[^/\s]+"), "a.org"),
+    "cors": (re.compile(r"null|\*|[a-z][a-z\d+.-]*://[^/\s]+"), "https://a.org"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,10 @@ class ServerSettings:
         for name in ("keys", "hosts", "cors"):
             if isinstance(value := getattr(self, name), str):
                 raise InputError(f"{name} is {value!r}; expected a list of texts.")
+        for name, (shape, example) in SHAPES.items():
+            for value in getattr(self, name):
+                if shape.fullmatch(value) is None:
+                    raise InputError(f"{name} has {value!r}; expected values such as {example}.")
         read_keys([*(self.keys or ()), *([] if self.admin_key is None else [self.admin_key])])
         if not self.keys and not self.local:
             raise InputError(

@@ -165,7 +165,8 @@ class Sequence:
         change = None if self.change is None else self.change.name
         began = self.started > 0
         seconds = (self.finished or time.perf_counter()) - self.started if began else 0.0
-        rounded = began and parts.drafter is not None and parts.target.rounds
+        wider = parts.drafter is not None or bool(request.resume_from)  # forwards than plain ones
+        rounded = began and wider and parts.target.rounds
         report = report_of(
             self.steps,
             tokens[len(request.resume_from) :],

@@ -176,6 +176,10 @@ def test_texts_and_labels_follow_a_model_that_is_cast(static: str) -> None:
     off = "off" if static == "off" else "off: the model was cast to torch.bfloat16"
     _, label, steps = result()
     assert label == "exact up to rounding" and steps.startswith(off)
+    plain = Engine(target, None, None)
+    for resumed, expected_label in (([], "exact"), ([5, 6], "exact up to rounding")):
+        text = plain.generate(PROMPTS[0], resume_from=resumed, max_new_tokens=4)
+        assert text.label == expected_label
     engine.model.to(torch.float64)
     assert result()[1] == "exact"
     engine.model.to("meta", torch.float32)
