@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ragspec.drafters.build import DrafterSpec, DraftModel
 from ragspec.engine.engine import Engine
+from ragspec.engine.request import expect_engine
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.registry import expect_known, optional_packages, unknown
@@ -73,8 +74,7 @@ class RagspecLM(HFLM):  # type: ignore[misc]
             model = Engine(*weights, drafter, draft_model, budget, max_batch_size=size)
         elif (drafter, draft_model, budget, device, dtype) != ("auto", None, "auto", None, "auto"):
             raise InputError("got an Engine and settings of one; expected it alone.")
-        if model.tokenizer is None:
-            raise InputError("got an engine without a tokenizer; expected one that has it.")
+        expect_engine(model)
         limit = model.target.max_length
         most = settings.setdefault("max_length", limit)
         if most is not None and not 2 <= int(most) <= (limit or int(most)):

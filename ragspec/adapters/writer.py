@@ -22,7 +22,7 @@ from ragspec.drafters.base import SourceText
 from ragspec.engine.engine import OPTIONS, Engine
 from ragspec.engine.plain_text import Message, encode_text, render_chat
 from ragspec.engine.prompts import read_message, well_formed
-from ragspec.engine.request import Options
+from ragspec.engine.request import Options, expect_engine
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.answering.citations import find_evidence
 from ragspec.pipelines.answering.prompt import Prompt, placed
@@ -95,8 +95,6 @@ class HostWriter:
                 f"got {'neither' if model is None else 'both'} of model and engine; expected one, "
                 "such as model='starter'."
             )
-        if not isinstance(engine, Engine | None):
-            raise InputError(f"got {type(engine).__name__} as the engine; expected an Engine.")
         expect_known("setting", settings, SETTINGS)
         changed = {k: value for k, value in settings.items() if value != DEFAULTS.get(k)}
         if changed and engine is not None:
@@ -105,8 +103,7 @@ class HostWriter:
                 "name the model."
             )
         self.engine = engine or Engine.from_pretrained(os.fspath(model or ""), **changed)
-        if self.engine.tokenizer is None:
-            raise InputError("got an engine without a tokenizer; expected one that has it.")
+        expect_engine(self.engine)
         self._template = chat_template
         self.name = str(model or getattr(self.engine.model.config, "name_or_path", "") or "")
         # The key of a cache of texts, unique if an engine or an object is passed.

@@ -134,7 +134,7 @@ def test_contradicting_arguments_are_refused() -> None:
         "expected an Engine": {"engine": engine.target},
         "max_batch_size is -1": {"model": "starter", "max_batch_size": -1},
         "got drafter with an engine": {"engine": engine, "drafter": "context"},
-        "without a tokenizer": {"engine": Engine(tiny.model(), None, None)},
+        "has no tokenizer": {"engine": Engine(tiny.model(), None, None)},
         "got max_batch_size with an engine": {"engine": engine, "max_batch_size": 2},
     }
     for message, inputs in wrong.items():
