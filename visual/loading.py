@@ -10,7 +10,6 @@ it; the benchmark of images writes it (`--tune`).
 
 import json
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ PARTS = (
 )
 FORMAT = 1  # of relaxation.json
 AUTO, NONE = "auto", "none"
-_PLAIN = (bool, int, float, str, type(None))
 _DRAFTING = ("draft_mode", "min_expected_gain")  # apply with the saved drafter alone
 _UNNAMED = "LABEL_"  # transformers' prefix of classes without a name
 JACOBI, MODEL, HEAD = "jacobi", "model", "head"
@@ -212,27 +210,6 @@ def _elsewhere(name: str, tried: Path, offline: bool) -> Path:
         f"no image model {name!r} was found.{did_you_mean(name, SETS)} {tried} {state}; expected "
         f"a bundled set ({', '.join(SETS)}) or a folder with target/ and tokenizer/."
     )
-
-
-def write_setup(
-    root: Path, rule: str | None, settings: dict[str, object], more: dict[str, object]
-) -> None:
-    """Write the settings of a pipeline into its folder.
-
-    Args:
-        rule: Its name; None for a Rule without one, which is not saved, with a warning.
-        more: Drafter, budget and further arguments.
-    """
-    record = dict(more)
-    if rule is not None and all(isinstance(value, _PLAIN) for value in settings.values()):
-        record["rule"] = {"name": rule, **settings}
-    else:
-        warnings.warn(
-            "the rule is an object, which is not saved: the loaded pipeline will draw by the "
-            "default rule. Name the rule and its numbers to keep them.",
-            stacklevel=4,
-        )
-    (root / SETUP).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def as_saved(

@@ -5,8 +5,10 @@ Model, condition, settings and seed alone determine an image: under an exact rul
 with and without a drafter.
 """
 
+import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields, replace
@@ -223,13 +225,20 @@ class ImagePipeline:
                 from ragspec.drafters.heads.files import save_head
 
                 save_head(head, new / "head")
-            if folder is not None and folder.relaxation is not None:
-                shutil.copyfile(folder.relaxation, new / folder.relaxation.name)
-            for part in ("draft", "head"):
-                place = None if folder is None else getattr(folder, part)
-                if place is not None and not (new / part).exists():
-                    shutil.copytree(place, new / part)
-            loading.write_setup(new, self._saved_rule, self.settings, self.record)
+            for part in () if folder is None else (folder.draft, folder.head, folder.relaxation):
+                if part is not None and not (to := new / part.name).exists():
+                    shutil.copytree(part, to) if part.is_dir() else shutil.copyfile(part, to)
+            record, kinds = self.record, {*map(type, self.settings.values())}
+            if kinds <= {bool, int, float, str, type(None)} and self._saved_rule is not None:
+                record["rule"] = {"name": self._saved_rule, **self.settings}
+            else:
+                warnings.warn(
+                    "the rule is an object, which is not saved: the loaded pipeline will draw by "
+                    "the default rule. Name the rule and its numbers to keep them.",
+                    stacklevel=3,
+                )
+            text = json.dumps(record, indent=2, sort_keys=True) + "\n"
+            (new / loading.SETUP).write_text(text, encoding="utf-8")
             paths = sorted(new.iterdir())
             taken = [path.name for path in paths if (root / path.name).is_dir()]
             sources = () if folder is None else (folder.target, folder.target.parent)

@@ -20,9 +20,10 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     state = checkpoint.state(NAMES | {"hidden_norm.": "state_norm."}, names)
     about: dict[str, Any] = part_of(config, "dflash_config", dict)
     layers = layer_settings(config, names)
-    taps = taps_at(about, "target_layer_ids", after=1) or _usual_taps(
-        size_of(config, "num_target_layers"), size_of(layers, "num_hidden_layers")
-    )
+    if not (taps := taps_at(about, "target_layer_ids", after=1)):
+        count, n = size_of(config, "num_target_layers"), size_of(layers, "num_hidden_layers")
+        places = [1 + i * (count - 4) / (n - 1) for i in range(n)] if n > 1 else [count // 2]
+        taps = tuple(round(place) + 1 for place in places)  # of a head that names none
     causal = config.get("is_causal")
     causal = about.get("causal") if causal is None else causal  # in the order of vLLM
     if causal and {"sliding_attention"} != {*part_of(layers, "layer_types", list)}:
@@ -41,10 +42,3 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
         slots=size_of(config, "block_size") - 1,
         mask_token=about.get("mask_token_id"),
     )
-
-
-def _usual_taps(count: int, layers: int) -> tuple[int, ...]:
-    """Return the taps of a head that names none, from a target of `count` layers."""
-    if layers == 1:
-        return (count // 2 + 1,)
-    return tuple(round(1 + i * (count - 4) / (layers - 1)) + 1 for i in range(layers))
