@@ -92,14 +92,6 @@ def _named(drafter: object, family: Family) -> tuple[str, object]:
     return expect_drafter(drafter).name, drafter
 
 
-def check_number(drafters: int, rule: Rule) -> None:
-    """Raise InputError for several drafters under a rule that cannot judge their one tree."""
-    if drafters > 1 and rule.accepts.isdisjoint((DraftKind.COUPLED, DraftKind.DETERMINISTIC)):
-        raise InputError(
-            f"got {drafters} drafters under rule {rule.name!r}; expected one, or rule='exact'."
-        )
-
-
 def mode_for(rule: Rule, mode: str | None = None) -> str:
     """Return the mode of drafts for a rule, `mode` if set; raise RuleError if it takes none."""
     kinds = [kind for kind in _PREFERENCE if kind in rule.accepts]

@@ -29,11 +29,12 @@ from ragspec.models.load import with_adapter
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import checked_count, plain_value
+from ragspec.trees.draft_tree import DraftKind
 from ragspec.types import PreTrainedModel
 from ragspec.visual import loading
 from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type
 from ragspec.visual.checks import check_finite, check_mode
-from ragspec.visual.choice import check_number, choose_drafter, family_of, mode_for
+from ragspec.visual.choice import choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
 from ragspec.visual.output import ImageOutput, ImageSample, ImageStats, as_images, weakest
 from ragspec.visual.run import CallState
@@ -106,7 +107,11 @@ class ImagePipeline:
         self._saved_rule = rule if isinstance(rule, str) else None
         chosen = replace(options, draft_mode=mode_for(self.rule, options.draft_mode))
         self.source = choose_drafter(drafter, self.family, chosen, named)
-        check_number(len(self.source.parts), self.rule)
+        n, joined = len(self.source.parts), (DraftKind.COUPLED, DraftKind.DETERMINISTIC)
+        if n > 1 and self.rule.accepts.isdisjoint(joined):  # it cannot judge their one tree
+            raise InputError(
+                f"got {n} drafters under rule {self.rule.name!r}; expected one, or rule='exact'."
+            )
         self.draft: Any = self.source.first(loading.MODEL)
         self.family.settle(self.rule, self.source.name, nodes)
         plain = kind.plain_rule if self.source.name is None else None

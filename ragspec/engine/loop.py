@@ -214,7 +214,14 @@ class Loop:
         try:
             session.commit([() if match is None else match[0].path for match in judged])
         except Exception as error:
-            self._reread(step.rows, error)
+            session.discard_uncommitted()
+            for row in step.rows:  # their caches are in an unknown state, so they are read again
+                row.failures += 1
+                if row.failures > MOST_FAILURES:
+                    row.error = error
+                else:
+                    self.leave(row, keep=False)
+                    self._jobs.append(PrefillJob([row], again=True))
             return
         committed = time.perf_counter()
         spent["commit"] = 1000 * (committed - verified)
@@ -251,17 +258,6 @@ class Loop:
         if drafts:
             rows, trees = zip(*select(self.session, drafts), strict=True)
             self._take(self._launch(InFlightStep([*rows], [*trees])))
-
-    def _reread(self, rows: abc.Sequence[Sequence], error: Exception) -> None:
-        """Read rows again whose cache a failed commit left in an unknown state."""
-        self.session.discard_uncommitted()
-        for row in rows:
-            row.failures += 1
-            if row.failures > MOST_FAILURES:
-                row.error = error
-                continue
-            self.leave(row, keep=False)
-            self._jobs.append(PrefillJob([row], again=True))
 
     def _make_room(self) -> None:
         """Put the sequence with most left to do back, and free its memory."""

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
 from ragspec.needs import LAST, Needs, match
-from ragspec.sampling.settings import checked_count
+from ragspec.sampling.settings import checked_count, checked_number
 from ragspec.training.batches import SHORTEST, Batches, StateRead, StateReader, seeded
 from ragspec.training.files import CHECKPOINT, PART
 from ragspec.training.loss import Teacher, head_loss
@@ -35,6 +34,7 @@ from ragspec.verification.causal import CausalTarget
 _CLIP = 0.5
 _RATE = 0.6
 _WARM_UP = 0.03
+_LEAST = 1e-12  # of rates and seconds, which 0 would make meaningless
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,7 @@ class HeadTraining:
             checked_count(getattr(self, name), name, least)
         limits = [name for name in ("learning_rate", "seconds") if getattr(self, name) is not None]
         for name in ("noise", "weight_decay", *limits):
-            number = getattr(self, name)
-            real = isinstance(number, Real) and 0.0 <= float(number) < math.inf
-            if not real or (name in limits and not number):
-                expected = "above 0" if name in limits else "of 0 or more"
-                raise InputError(f"got {name}={number!r}; expected a finite number {expected}.")
+            checked_number(getattr(self, name), name, _LEAST if name in limits else 0.0)
 
 
 def _fixed(config: HeadConfig) -> dict[str, object]:

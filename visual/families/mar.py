@@ -206,8 +206,7 @@ class Mar(LatentFamily):
         smaller = None
         if draft is not None:
             pictures = target.schedule, target.labels, target.noises
-            sampling = target.guidance_scale, target.temperature
-            smaller = MaskedTarget(draft, *pictures, *sampling)
+            smaller = MaskedTarget(draft, *pictures, target.guidance_scale, target.temperature)
             smaller.table = target.table  # latents have one number in both
         return LatentDrafter(smaller, target, self.nodes, settings.min_expected_gain, self._begin)
 

@@ -197,8 +197,7 @@ class LatentTarget(LatentDraws, ImageTarget):
         super().__init__(model.trunk, conditions, guidance_scale, codes=MOST_LATENTS)
         self.latent_model, width = model, model.config.latent_dim
         self.sampler = Sampler(model.head, schedule, self.guidance_scale)
-        like = next(model.read.parameters())
-        self.table = table or LatentTable(self.steps, width, like)
+        self.table = table or LatentTable(self.steps, width, next(model.read.parameters()))
         assert self.table.means.shape[1:] == (self.steps, width)
 
     def code_embeddings(self, codes: Tensor) -> Tensor:

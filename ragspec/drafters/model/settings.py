@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Self
 
 from ragspec.drafters.base import DraftRequest
@@ -14,7 +13,7 @@ from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling, checked_count
+from ragspec.sampling.settings import Sampling, checked_count, checked_number
 from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftKind
 
 WIDTH = 4
@@ -52,9 +51,8 @@ class GrowthSettings:
         if mode not in (modes := [kind.value for kind in DraftKind]):
             raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, modes))}.")
         depth = None if depth is None else checked_count(depth, "depth")
-        gain = 0.0 if min_expected_gain is None else min_expected_gain
-        if not isinstance(gain, Real) or not gain >= 0.0:
-            raise InputError(f"got min_expected_gain {gain!r}; expected a number of at least 0.")
+        if min_expected_gain is not None:
+            checked_number(min_expected_gain, "min_expected_gain")
         kind = DraftKind(mode)
         sampled = kind in SAMPLED_KINDS
         if isinstance(width, TreeShape) and not sampled:

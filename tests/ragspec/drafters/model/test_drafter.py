@@ -228,7 +228,7 @@ def test_distributions_are_those_of_the_last_proposal(mode: str) -> None:
         ({}, "no draft model"),
         ({"mode": "greedy"}, "'coupled', 'sampled'"),
         *(({"width": width}, f"width is {width!r}; expected") for width in (0, 2.5, "4")),
-        ({"min_expected_gain": "0.3"}, "got min_expected_gain '0.3'; expected a number"),
+        ({"min_expected_gain": "0.3"}, "min_expected_gain is '0.3'; expected a number"),
         ({"static": "fast", "width": (3, 4, 2)}, "expected"),
         ({"static": "graph", "width": (3, 4, 2)}, "expected"),  # on a CPU
         ({"mode": "sampled", "width": TreeShape((-1,), (0,))}, "expected a whole number"),
