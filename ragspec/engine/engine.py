@@ -29,7 +29,7 @@ from ragspec.errors import InputError
 from ragspec.models.load import DeviceMap
 from ragspec.models.supported import rank_count
 from ragspec.needs import Needs, match
-from ragspec.registry import resolve
+from ragspec.registry import expect_known, resolve
 from ragspec.reports.generation import Generation
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.sampling.settings import Sampling, checked_count
@@ -116,8 +116,7 @@ class Engine(AbstractContextManager["Engine", None]):
         Raises:
             MissingModelError: No model was found; the message lists the places that were tried.
         """
-        if others := options.keys() - {*OPTIONS}:
-            raise InputError(f"got {min(others)}=; expected arguments of Engine. Leave it out.")
+        expect_known("argument", options, OPTIONS)
         settings = {name: options.pop(name) for name in OPTIONS[:3] if name in options}
         target, tokenizer = load_target(model, device, dtype, device_map=device_map, **settings)
         return cls(target, tokenizer, drafter, draft_model, budget, **options)
