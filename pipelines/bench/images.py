@@ -107,9 +107,8 @@ def draw_item(
     number, argument, subjects = int(item.id), pipe.family.condition, list[Any](PROMPTS)
     if argument == "class_labels":
         subjects = list(range(pipe.family.trunk.config.num_classes))
-    subject = subjects[number % len(subjects)]
     out = pipe(
-        **({argument: [subject]} if argument else {}),
+        **({argument: [subjects[number % len(subjects)]]} if argument else {}),
         height=options.place.height,
         width=options.place.width,
         guidance_scale=options.guidance,
