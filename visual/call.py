@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError, pluralize
-from ragspec.registry import expect_known
+from ragspec.registry import did_you_mean
 from ragspec.sampling.settings import checked_count, plain_value, whole
 from ragspec.visual.checks import check_setting
 from ragspec.visual.models.raster import Raster
@@ -68,7 +68,7 @@ class ImageCall:
     on_image: Callable[[int, Any], None] | None = None
 
     def __post_init__(self) -> None:
-        expect_known("output_type", [str(self.output_type)], OUTPUTS)
+        check_output_type(self.output_type)
         checked_count(self.num_images_per_prompt, "num_images_per_prompt")
         for name in ("callback_on_step_end", "on_image"):
             if not callable(callback := getattr(self, name)) and callback is not None:
@@ -87,7 +87,12 @@ class ImageCall:
     @classmethod
     def of(cls, inputs: dict[str, Any]) -> "ImageCall":
         """Return the call of some keywords; raise InputError for one that does not exist."""
-        expect_known("argument of a call", inputs, [field.name for field in fields(cls)])
+        names = [field.name for field in fields(cls)]
+        if foreign := sorted(inputs.keys() - set(names)):
+            raise InputError(
+                f"got {', '.join(foreign)} for a call.{did_you_mean(foreign[0], names)} expected "
+                f"some of {', '.join(names)}."
+            )
         return cls(**inputs)
 
     def seeds(self, count: int) -> list[int]:
@@ -184,6 +189,12 @@ class PipelineOptions:
     def __post_init__(self) -> None:
         if self.min_expected_gain is not None:
             check_setting("min_expected_gain", self.min_expected_gain)
+
+
+def check_output_type(output_type: object) -> None:
+    """Raise InputError unless images can be returned as this."""
+    if output_type not in OUTPUTS:
+        raise InputError(f"got output_type {output_type!r}; expected one of {', '.join(OUTPUTS)}.")
 
 
 def one_each(value: Any, count: int, what: str, of: str = "image") -> list[Any]:

@@ -26,14 +26,13 @@ from ragspec.drafters.heads.head import DraftHead
 from ragspec.errors import InputError
 from ragspec.models.device import as_loaded, pick_device
 from ragspec.models.load import with_adapter
-from ragspec.registry import expect_known
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import checked_count, plain_value
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.types import PreTrainedModel
 from ragspec.visual import loading
-from ragspec.visual.call import OUTPUTS, ImageCall, PipelineOptions
+from ragspec.visual.call import ImageCall, PipelineOptions, check_output_type
 from ragspec.visual.checks import check_finite, check_mode
 from ragspec.visual.choice import choose_drafter, family_of, mode_for
 from ragspec.visual.families.base import Family
@@ -342,7 +341,7 @@ class ImagePipeline:
             InputError: There is no such output_type, or no such code.
             ModelError: There is no decoder, or it returns no numbers.
         """
-        expect_known("output_type", [str(output_type)], OUTPUTS)
+        check_output_type(output_type)
         if output_type == "latent":
             return codes
         # One by one, as a batch rounds differently: an image is the same alone.

@@ -49,7 +49,7 @@ class LatentRule(Rule):
             if drafted is not None and view.target.table.indices[drafted] != index:
                 drafted = None  # only a latent sampled for this index is a draft
             token = sampled if drafted is None else self._emit(view, index, drafted, sampled)
-            view.target.table.judged[token] = Judged(drafted, sampled, token)
+            view.target.note(Judged(drafted, sampled, token))
             return siblings[0] if token == drafted else None, token
 
         return descend(tree, view, decide)

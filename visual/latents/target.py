@@ -162,6 +162,10 @@ class LatentDraws:
         latents = self.sampler.draw(conditioning, noise.to(conditioning))
         return self.table.add(latents, indices, [self.sampler] * len(indices))
 
+    def note(self, judged: Judged) -> None:
+        """Record a rule's verdict on a latent."""
+        self.table.judged[judged.emitted] = judged
+
     def by_place(self, numbers: Tensor, first: int = 0) -> Tensor:
         """Return latents [B, N, D] by place, 0 for missing ones.
 
