@@ -7,18 +7,12 @@ lxml parses; the writer here keeps what changes a meaning: `10<sup>6</sup>` is "
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
-from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING
 from unicodedata import normalize
-from urllib.parse import unquote
-from zipfile import ZipFile
 
-from ragspec.errors import DocumentError
-from ragspec.retrievers.formats.encodings import INVISIBLE, UNTITLED, Extract, clean, decode, joined
+from ragspec.retrievers.formats.encodings import INVISIBLE, UNTITLED, Extract, clean, decode
 from ragspec.retrievers.formats.numbering import formatted, whole
-from ragspec.retrievers.formats.readers import left_out, parsing
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -43,6 +37,15 @@ UNSEEN = """//body//*[not(self::svg)][@role="navigation" or @role="search" or @a
 |//*[@required-namespace and not(contains(@required-namespace, "MathML"))]"""
 _SPACES = "1998/Math/MathML|1999/xhtml|2000/svg"
 PREFIX = re.compile(rf"xmlns:([\w-]+)\s*=\s*[\"']http://www\.w3\.org/(?:{_SPACES})[\"']")
+NOTE_MARKS = """//*[@role="doc-noteref" or contains(@*[name()="epub:type"], "noteref")]
+[not(.//sup or ancestor::sup)][string-length(normalize-space()) < 7]"""
+_NO_HEADING = r"[^<]*(?:<(?!/?h[1-6]\b)[^<]*)*"
+# Marks that libxml2 reads otherwise than browsers do.
+REPAIRS = {
+    re.compile(r"(?:<br\b[^<>]*>)?</br\s*/?>", re.I): "<br>",
+    re.compile(rf"(<h([1-6])\b{_NO_HEADING}</h)[1-6]", re.I): r"\1\2",
+    re.compile(r"(<script\b[^<>]*)/(?=>[^<]*(?:<(?!/?script)[^<]*)*</script)", re.I): r"\1",
+}
 UNSHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 BOX = re.compile(r"(?<![\w-])display\s*:\s*(block|flex|flow-root|grid|list-item|table)", re.I)
 FLEX = re.compile(r"(?<![\w-])display\s*:\s*(inline-)?(?:flex|grid)", re.I)
@@ -141,6 +144,8 @@ def read_html(source: str, *, is_mail: bool = False) -> Extract:
         return Extract("")
     if prefixes := "|".join({*PREFIX.findall(source)}):
         source = re.sub(rf"(</?)(?:{prefixes}):", r"\1", source)
+    for pattern, repaired in REPAIRS.items():
+        source = pattern.sub(repaired, source)
     parser = etree.HTMLParser(
         encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
     )
@@ -148,6 +153,7 @@ def read_html(source: str, *, is_mail: bool = False) -> Extract:
     if root is None or any(error.type_name == "ERR_RESOURCE_LIMIT" for error in parser.error_log):
         text = SPACES.sub(" ", TAG.sub(" ", source)).strip()
         return Extract(text, notes=("the markup is nested too deeply; its tags were removed",))
+    root.extend([*root.itersiblings()])  # the text behind </html>
     title = SPACES.sub(" ", root.xpath("string(//title[not(parent::svg)])")).strip()
     return read_tree(root, UNTITLED.sub("", title), is_mail)
 
@@ -170,6 +176,8 @@ def read_tree(root: "_Element", title: str = "", is_mail: bool = False) -> Extra
         etree.strip_elements(ruby, "rt", "rtc", "rp", with_tail=False)
         ruby.append(ruby.makeelement("span"))
         ruby[-1].text = ILLEGAL.sub(" ", f"({above})" if above else "")
+    for each in root.xpath(NOTE_MARKS):
+        each.tag = "sup"
     align(root)
     number(root)
     flatten(root)
@@ -195,31 +203,6 @@ def write_attributes(root: "_Element") -> None:
     for element in root.xpath("//input[@value]"):
         if not re.fullmatch(MUTE, element.get("type", ""), re.I):
             element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
-
-
-def read_epub(path: Path, data: bytes) -> Extract:
-    """Return the chapters of an electronic book; raise DocumentError if it is protected."""
-    from lxml import etree
-
-    notes, parser = left_out(path, data), etree.XMLParser(resolve_entities=False)
-    with parsing(path), ZipFile(BytesIO(data)) as archive:
-        names = set(archive.namelist())
-        if names & {"META-INF/rights.xml", "META-INF/sinf.xml"}:
-            raise DocumentError(f"{path} is protected by digital rights management.")
-        container = etree.fromstring(archive.read("META-INF/container.xml"), parser)
-        package = container.xpath("string(//@full-path)")
-        root = etree.fromstring(archive.read(package), parser)
-        items = root.iterfind(".//{*}item[@href]")
-        hrefs = {item.get("id"): unquote(item.get("href")) for item in items}
-        spine = [each.get("idref", "") for each in root.iterfind(".//{*}itemref")]
-        places = [normpath(join(dirname(package), hrefs.get(each, each))) for each in spine]
-        chapters = [(place, archive.read(place)) for place in places if place in names]
-        title = " ".join((root.findtext(".//{*}title") or "").split())
-    notes += [f"the chapter {clean(place)} is missing" for place in places if place not in names]
-    parts = [read_page(path / place, chapter) for place, chapter in chapters]
-    notes = [*dict.fromkeys(note for part in parts for note in part.notes), *notes]
-    title = title or next((part.title for part in parts), "")
-    return replace(joined([part for part in parts if part.text], title), notes=tuple(notes))
 
 
 def apply_styles(root: "_Element", is_mail: bool) -> None:

@@ -52,7 +52,11 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("<p>open<p>again", "open\n\nagain"),
         ("<head><title>t</title><p>head was never closed", "head was never closed"),
         ("</div></script>plain", "plain"),
-        ("a<br>b", "a\nb"),
+        ("a<br>b</br>c<BR></br>d", "a\nb\nc\nd"),
+        ("<html><body>a</html>b<html><body><p>c", "a\n\nb\n\nc"),
+        ("<script type='x'/>1</script>a<script/>b<script>2</script>", "ab"),
+        ("<h3>a</H2>b<h4>c<i>d</i></h4>", "a\n\nb\n\ncd"),
+        ("98<a role=doc-noteref>1</a>, <a epub:type=noteref><sup>2</sup></a>", "98^1, ^2"),
         ("<svg><title>icon</title></svg>text", "text"),
         ("x &lt; y &#8211; z <q>a <b>b</b></q>.", "x < y – z “a b”."),
         (
