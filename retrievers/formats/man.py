@@ -21,12 +21,17 @@ _CHARACTERS = r"""bu •  em —  en –  hy -  co ©  rg ®  tm ™  aq '  dq "
 ti ~  ha ^  rs \  <= ≤  >= ≥  != ≠  -> →  <- ←  +- ±  mu ×  de °  ss ß  Fo «  Fc »  at @  sh #  Do $
 ba |  la ⟨  ra ⟩  -- —  Tm ™  R ®  lt <  gt >  Ba |  C+ C++  Aq '  Bq „  ul _  mi −  sl /  br |
 pl +  AE Æ  ae æ  OE Œ  oe œ  /L Ł  /l ł  /O Ø  /o ø  aa ´  bv |  ci ○  dg †  if ∞  is ∫  mc µ  or |
-Lt <  Gt >  Am &  Le ≤  Ge ≥  Ne ≠  Pm ±  If ∞  pd ∂  S2 ²  ** ∗  12 ½  14 ¼  34 ¾  Eu €  Cs ¤"""
+Lt <  Gt >  Am &  Le ≤  Ge ≥  Ne ≠  Pm ±  If ∞  pd ∂  S2 ²  ** ∗  12 ½  14 ¼  34 ¾  Eu €  Cs ¤
+Po £  Ye ¥  ct ¢  sc §  ps ¶  no ¬  == ≡  ~= ≈  ~~ ≈  =~ ≅  ap ∼  ua ↑  da ↓  <> ↔  lA ⇐  rA ⇒  hA ⇔
+fm ′  sd ″  OK ✓  mo ∈  nm ∉  sr √  pt ∝  es ∅  sb ⊂  sp ⊃  ib ⊆  ip ⊇  ca ∩  cu ∪  AN ∧  OR ∨  fa ∀
+te ∃  gr ∇  di ÷  lf ⌊  rf ⌋  lc ⌈  rc ⌉  lB [  rB ]  lC {  rC }  S1 ¹  S3 ³  r! ¡  r? ¿  dd ‡  Of ª
+Om º  sq □  lz ◊  fo ‹  fc ›  pc ·  md ⋅  bq ‚  ru _  rn ‾  bb ¦  .i ı  -D Ð  Sd ð  TP Þ  Tp þ"""
 CHARACTERS = dict(re.findall(r"(\S+) (\S+)", _CHARACTERS))
 LATIN = "ABGDEZYHIKLMNCOPRSTUFXQWabgdezyhiklmncoprstufxqw"
 GREEK = "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω"
 CHARACTERS |= {f"*{name}": letter for name, letter in zip(LATIN, GREEK, strict=True)}
 ACCENTS = dict(zip("'`^:~,vo", map(chr, (769, 768, 770, 776, 771, 807, 780, 778)), strict=True))
+ACCENT = re.compile(r"['`^:~,vo][^\W\d_]")
 SIGNS = {"e": "\\", "~": " ", "0": " ", "t": "\t"} | dict.fromkeys("&|^/,)%:{}acdEpruz!", "")
 ESCAPE = re.compile(
     r"\\(?:[\"#].*|[fFnmMgkVY](?:\[[^\]]*\]|\(..|.)|s[-+]?(?:\[[^\]]*\]|\(..|'[^']*'|\d)"
@@ -45,7 +50,7 @@ REQUEST = re.compile(r"[.'][ \t]*(%?[A-Za-z][A-Za-z0-9]{0,2})(?![^\s\\])[ \t]*(.
 CALL = re.compile(r"[.'][ \t]*([^\s\\]+)[ \t]*(.*)")
 SUMMARY = re.compile(r"^\S[^\n]*? (?:--?|[–—]) +(\S.*)\n", re.M)
 HEAD = 500  # characters of a page in which its summary stands
-SKIPPED = re.compile(r"[.'][ \t]*((?:de|am)i?1?|ig)\b[ \t]*(\S*)")
+SKIPPED = re.compile(r"[.'][ \t]*((?:de|am)i?1?|ig)\b[ \t]*(\S*)[ \t]*([^\s\\\"]*)")
 PARAMETER = re.compile(r"(?<!\\)\\\\\$([1-9*@])")
 CONDITION = re.compile(
     r"[.'][ \t]*(?:el(?![a-z])|(?:(?P<single>if|while)|ie)\b[ \t]*(?P<no>!?)"
@@ -105,12 +110,13 @@ def plain(text: str) -> str:
         name = match["long"] or match["two"] or match["one"] or ""
         if re.fullmatch(r"u[0-9A-F]{4,5}(?:_[0-9A-F]{4,5})*", name):
             return normalize("NFC", "".join(chr(int(code, 16)) for code in name[1:].split("_")))
-        if name not in CHARACTERS and len(name) == 2 and name[0] in ACCENTS:
+        if name not in CHARACTERS and ACCENT.fullmatch(name):
             return normalize("NFC", name[1] + ACCENTS[name[0]])
         if match["code"]:
             return chr(int(match["code"]))
         sign = match["sign"] or ""
-        return CHARACTERS.get(name, "") if name else SIGNS.get(sign, sign)
+        unknown = "" if match[0].startswith("\\*") else f"[{name}]"  # strings that are undefined
+        return CHARACTERS.get(name, unknown) if name else SIGNS.get(sign, sign)
 
     return ESCAPE.sub(character, text) if "\\" in text else text
 
@@ -154,7 +160,8 @@ def lines_of(source: str) -> Iterator[str]:
     while lines:
         line = lines.pop()
         if end:
-            end = "" if line.rstrip().removeprefix("\\") == end else end
+            call = CALL.match(line.removeprefix("\\"))
+            end = "" if call and call[1] == end else end
             body += [line] * bool(end)
             continue
         if depth:
@@ -168,7 +175,7 @@ def lines_of(source: str) -> Iterator[str]:
         if not applies:
             depth = max(0, line.count("\\{") - line.count("\\}"))
         elif skipped := SKIPPED.match(line):
-            end = f".{skipped[2] or '.'}" if skipped[1] == "ig" else ".."
+            end = skipped[2 if skipped[1] == "ig" else 3] or "."
             body = [*defined.get(skipped[2], ())] if skipped[1].startswith("am") else []
             defined |= {} if skipped[1] == "ig" else {skipped[2]: body}
         elif (call := CALL.match(line)) and call[1] in defined and call[1] not in USUAL:

@@ -108,13 +108,13 @@ ROFF = rb""".TH X 1
 \}
 .el\{\ paper
 .\}
-.de1 INDENT
+.de1 INDENT END
 level
-..
+. END \" of it
 .P
 .ds V "2\" version
 .as V .5
-Gr\(:o\(sse \[u0065_0301]t\['e] \(*a\(Eu \&a\@b\+\N'64'\[char43]\*V\*[V]:
+Gr\(:o\(sse \(sc\(==\(~=\(zz\*(zz \[u0065_0301]t\['e] \(*a\(Eu \&a\@b\+\N'64'\[char43]\*V\*[V]:
 .UR https://e.org
 .UE .
 .TS
@@ -124,7 +124,7 @@ _row	.5
 .TE
 .%T Title
 """
-READ = "Größe été α€ a@b+@+2.52.5: https://e.org.\n\n_row\t.5\n\nTitle"
+READ = "Größe §≡≈[zz] été α€ a@b+@+2.52.5: https://e.org.\n\n_row\t.5\n\nTitle"
 MDOC = rb""".Dt PUMP 8
 .Sh NAME
 .Nm pump
