@@ -42,6 +42,15 @@ JOINED, MOST_JOINED = re.compile(r"\d[,:/-]\d"), 4.0  # a date, whose parts coun
 LEAST_SUM = 0.68  # of share and cosine, in a question that the documents speak of
 LEAST_SHARE = 0.37  # of the words of a question of another script
 LEAST_SCORE = 1.0  # of such a question: sums and shares are divided by their least values
+# What a polite question has before and after it.
+REQUEST = r"""hello hi hey good\s(?:morning|afternoon|evening|day) please kindly briefly
+(?:can|could|would|will)\syou i(?:['’]d|\swould)\slike\sto\s(?:know|ask) i\s(?:want|need)\sto\sknow
+do\syou\sknow tell\sme explain(?:\sto\sme)? let\sme\sknow"""
+POLITE = re.compile(
+    rf"^(?:[\W_]*\b(?:{'|'.join(REQUEST.split())})\b(?!-)[\s,:;.!]*)+(?=\S)|[\s,.!]*\b(?:please|thanks?"
+    r"(?:\s+you)?(?:\s+(?:very|so)\s+much)?(?:\s+in\s+advance)?)[\s.!]*$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,8 @@ def score_spans(question: str, spans: "Sequence[tuple[Hit, int, int]]") -> list[
     """Return how well each part of a document, start to end, answers a question."""
     if not spans:
         return []
+    plain = POLITE.sub("", question)
+    question = plain if texts.words_of(plain) else question
     words = texts.words_of(question)
     latin = 2 * sum(word < LATIN_END for word in words) >= len(words)
     rarity = {word if latin else beginning(word): _rarity(word, latin) for word in words}
@@ -121,7 +132,8 @@ def score_spans(question: str, spans: "Sequence[tuple[Hit, int, int]]") -> list[
     embedder = _judge()
     covered = float(any(map(str.isalnum, question)))  # stop words alone ask for anything
     shares = _likeness(embedder, terms, parts) @ weights if terms else covered
-    cosines = embedder.encode(titled_texts) @ embedder.encode([" ".join(question.split())])[0]
+    plain = " ".join((question.lower() if question.isupper() else question).split())
+    cosines = embedder.encode(titled_texts) @ embedder.encode([plain])[0]
     return list(map(float, (shares + COSINE * cosines) / LEAST_SUM))
 
 

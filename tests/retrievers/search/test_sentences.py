@@ -147,6 +147,19 @@ def test_questions_that_the_text_does_not_cover_are_refused(
     assert qa.search(other).refused is not None
 
 
+@pytest.mark.parametrize(
+    "polite",
+    ["Hello, could you please tell me {}", "Please explain briefly: {} Thank you very much!", "{}"],
+)
+def test_politeness_and_capitals_do_not_change_the_score(polite: str) -> None:
+    hits = hits_of(Document("a", "Opening hours", "The library opens at 9 on weekdays."))
+    for question in ("When does the library open?", "Who feeds the hippos?"):
+        scores = [rank_sentences(q, hits)[0].score for q in (question, polite.format(question))]
+        assert scores[1] == scores[0]
+        assert rank_sentences(question.upper(), hits)[0].score == pytest.approx(scores[0], abs=0.1)
+    assert rank_sentences("Please?", hits)[0].score < 1, "politeness alone is searched"
+
+
 def test_words_of_other_scripts_count_as_much_as_numbers_and_names() -> None:
     for question, *texts in (
         ("Сколько стоит ремонт экрана iPhone?", "iPhone на складе.", "Ремонт экрана стоит сто."),
