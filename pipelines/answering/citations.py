@@ -35,14 +35,17 @@ ENDING = " \n\t.!?\"'”’)」』）" + STOPS  # may be missing in a quotation 
 LABEL = re.compile(r"(?:[-*•–]|\(?\w{1,3}[.)]|\S+(?: \S+){0,3}(?=\n\s|\t| {2}))\s+")
 
 LEAST_SUPPORT = 1.8  # score of a sentence, or of neighbouring ones, that supports an answer
-# A number with its sign, or a name that is also a word of grammar, such as that of vitamin A.
-NUMBER = re.compile(r"(?:(?<![\w)])[-±]|\^-)?\d+(?:[.,:/]\d+)*|(?<=\w )[AIST]\b")
+# A number with its signs, or a name that is also a word of grammar, such as that of vitamin A.
+NUMBER = re.compile(r"(?:[<>]=?|[≤≥])?(?:(?<![\w)])[-±]|\^-)?\d+(?:[.,:/]\d+)*|(?<=\w )[AIST]\b")
+COMPARISON = re.compile(r"(?<=[<>=≤≥])\s+(?=[-±\d])")
+HOUR = re.compile(r"(\d[\d:.]*)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
 GROUPS = re.compile(r"(?<=\d),(?=\d{3}\b)")  # of digits
-UNIT = re.compile(r"((?<![\w)])-)?([$€£¥%])")
-UNITS = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "%": "percent"}
-NEGATION = re.compile(
-    r"\b(?:not|no(?!\.\s*\d)|never|none|nor|neither|without|cannot)\b|n['’]t\b", re.I
-)
+UNIT = re.compile(r"((?<![\w)])-)?([$€£¥₹₩₽₺₴¢%‰])")
+_UNITS = "dollar euro pound yen rupee won ruble lira hryvnia cent percent permille"
+UNITS = dict(zip("$€£¥₹₩₽₺₴¢%‰", _UNITS.split(), strict=True))
+_NEGATIONS = r"""not no(?!\.\s*\d) never none nor neither without cannot non nicht kein\w*
+nie(?:mals)? niet geen pas jamais aucun\w* nunca não nem не нет ні никогда inte ikke"""
+NEGATION = re.compile(rf"\b(?:{'|'.join(_NEGATIONS.split())})\b|n['’]t\b", re.I)
 NUMBER_OF_PASSAGE = re.compile(r"\[\d+\]")
 SUFFIX = re.compile(r"(?:ing|ed|es|ly|e)$")
 
@@ -224,7 +227,8 @@ def says(claim: str, sentence: str, question: str) -> bool:
 
 def with_units(text: str) -> str:
     """Return a text with words for the signs of units, and numbers in one spelling."""
-    text = GROUPS.sub("", re.sub("[−–]", "-", text))
+    text = COMPARISON.sub("", GROUPS.sub("", re.sub("[−–]", "-", text)))
+    text = HOUR.sub(r"\1 \1\2m", text)
     return UNIT.sub(lambda unit: f" {UNITS[unit[2]]} {unit[1] or ''}", text)
 
 

@@ -70,6 +70,17 @@ def test_support_of_an_answer(question: str, script: str, support: str) -> None:
         ("50 dollars", "It costs $50.", True),
         ("It has a 5-year limit", "It has no 5-year limit.", False),
         ("1500 euros", "It costs 1,500 €.", True),
+        ("It costs ₹500", "It costs $500.", False),
+        ("From 6 a.m. to 9 a.m.", "It runs from 6 a.m. to 9 p.m.", False),
+        ("At 9 am", "It starts at 9 A.M.", True),
+        ("It is refundable", "It is non-refundable.", False),
+        ("It weighs < 5 mg", "It weighs > 5 mg.", False),
+        ("It weighs 5 mg", "It weighs >= 5 mg.", False),
+        ("Für Gruppen", "Er gilt nicht für Gruppen.", False),
+        ("Voor groepen", "Hij geldt niet voor groepen.", False),
+        ("Il est permis", "Il n'est pas permis.", False),
+        ("Курить разрешено", "Курить не разрешено.", False),
+        ("Dla grup", "Nie obowiązuje dla grup.", False),
     ],
 )
 def test_a_sentence_states_a_claim(claim: str, sentence: str, result: bool) -> None:
