@@ -47,8 +47,9 @@ REQUEST = r"""hello hi hey good\s(?:morning|afternoon|evening|day) please kindly
 (?:can|could|would|will)\syou i(?:['’]d|\swould)\slike\sto\s(?:know|ask) i\s(?:want|need)\sto\sknow
 do\syou\sknow tell\sme explain(?:\sto\sme)? let\sme\sknow"""
 POLITE = re.compile(
-    rf"^(?:[\W_]*\b(?:{'|'.join(REQUEST.split())})\b(?!-)[\s,:;.!]*)+(?=\S)|[\s,.!]*\b(?:please|thanks?"
-    r"(?:\s+you)?(?:\s+(?:very|so)\s+much)?(?:\s+in\s+advance)?)[\s.!]*$",
+    rf"^[\W_]*+(?:(?:{'|'.join(REQUEST.split())})\b(?!-)[\W_]*+)++(?=\w)"
+    r"|(?<![\s,.!])[\s,.!]*+\b(?:please|thanks?(?:\s+you)?(?:\s+(?:very|so)\s+much)?"
+    r"(?:\s+in\s+advance)?)[\s.!]*$",
     re.IGNORECASE,
 )
 
