@@ -22,7 +22,15 @@ from ragspec.reports.generation import Generation, accepted_of
 from ragspec.retrievers.formats.encodings import INVISIBLE
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.sentences import LEAST_SCORE, Sentence, score_spans
-from ragspec.retrievers.search.text import INDIC, SPACELESS, STOPS, Span, sentence_spans, words_of
+from ragspec.retrievers.search.text import (
+    INDIC,
+    SPACELESS,
+    STOPS,
+    Span,
+    sentence_spans,
+    without_commas,
+    words_of,
+)
 from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
@@ -39,7 +47,6 @@ LEAST_SUPPORT = 1.8  # score of a sentence, or of neighbouring ones, that suppor
 NUMBER = re.compile(r"(?:[<>]=?|[≤≥])?(?:(?<![\w)])[-±]|\^-)?\d+(?:[.,:/]\d+)*|(?<=\w )[AIST]\b")
 COMPARISON = re.compile(r"(?<=[<>=≤≥])\s+(?=[-±\d])")
 HOUR = re.compile(r"(\d[\d:.]*)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
-GROUPS = re.compile(r"(?<=\d),(?=\d{3}\b)")  # of digits
 UNIT = re.compile(r"((?<![\w)])-)?([$€£¥₹₩₽₺₴¢%‰])")
 _UNITS = "dollar euro pound yen rupee won ruble lira hryvnia cent percent permille"
 UNITS = dict(zip("$€£¥₹₩₽₺₴¢%‰", _UNITS.split(), strict=True))
@@ -227,7 +234,7 @@ def says(claim: str, sentence: str, question: str) -> bool:
 
 def with_units(text: str) -> str:
     """Return a text with words for the signs of units, and numbers in one spelling."""
-    text = COMPARISON.sub("", GROUPS.sub("", re.sub("[−–]", "-", text)))
+    text = COMPARISON.sub("", without_commas(re.sub("[−–]", "-", text)))
     text = HOUR.sub(r"\1 \1\2m", text)
     return UNIT.sub(lambda unit: f" {UNITS[unit[2]]} {unit[1] or ''}", text)
 

@@ -72,9 +72,10 @@ LETTERS = re.compile(f"(?:[^\\W\\d_]|[{INDIC}])+")
 _WORD = f"(?:[^\\W_]++|[{INDIC}])++"
 WORD = re.compile(_WORD)
 TOKEN = re.compile(
-    rf"{_WORD}(?:(?:_+|(?<=\d)[.,:/-](?=\d)){_WORD})*(?:\+\+|#)?|(?<!\S)--[A-Za-z][\w-]*+"
+    rf"{_WORD}(?:(?:_+|(?<=\d)[.,:/-](?=\d)){_WORD})*(?:\+\+|#)?|(?<![\w.;:!?)-])--[A-Za-z][\w-]*+"
 )
 GROUPED = re.compile(r"\d{1,3}(?:[.,]\d{3})+")  # 2,500 or 2.500
+THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")  # 2,500.75, and 2,500kg
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # of terminals
 VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
 NASAL = re.compile("[ङञणनम]\u094d(?=[क-ह])")  # of Hindi, also spelled as the mark \u0902
@@ -96,7 +97,8 @@ def words_of(text: str) -> list[str]:
     Scripts without spaces give pairs of neighbouring letters, and Chinese ones by themselves, too.
     Identifiers, dates, versions, options and names such as C++ come as a whole beside their parts.
     """
-    text = GRAMMAR.sub(" ", CONTROL.sub(" ", text.lower() if text.isupper() else text))
+    text = text.lower() if text.isupper() and " " in text else text  # WHO? is a name
+    text = GRAMMAR.sub(" ", CONTROL.sub(" ", text))
     if not text.isascii():
         text = NASAL.sub("\u0902", unicodedata.normalize("NFKC", INVISIBLE.sub("", text)))
         text = re.sub(f"[{SPACELESS}]+", r" \g<0> ", _without_marks(text))
@@ -114,7 +116,7 @@ def words_of(text: str) -> list[str]:
 def _words_in(chunk: str) -> list[str]:
     """Return the words of a text without white space."""
     words = []
-    for token in TOKEN.findall(chunk):
+    for token in TOKEN.findall(without_commas(chunk)):
         token = re.sub("[.,]", "", token) if GROUPED.fullmatch(token) else token
         parts = WORD.findall(token)
         # IT and WHO are names.
@@ -122,6 +124,11 @@ def _words_in(chunk: str) -> list[str]:
         words += [stem(_plain(part)) for part in content]
         words += [] if [token] == parts else [_plain(token)]
     return words
+
+
+def without_commas(text: str) -> str:
+    """Return a text whose numbers have no commas between their thousands."""
+    return THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
 
 
 def _plain(word: str) -> str:
