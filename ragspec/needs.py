@@ -99,7 +99,10 @@ _LACKS: Mapping[str, tuple[str, type[RagspecError], str]] = {
     "latents": ("a model of continuous latents", RuleError, "Use 'walk'."),
     "probabilities": ("tables of probabilities", RuleError, _LATENTS),
 }
-_JUDGED = "Use rule='walk', which judges every draft, or a drafter of one of those kinds."
+_JUDGED = (
+    "Use rule='walk', which judges every draft, or a drafter of one of those kinds, such as "
+    "ModelDrafter(model, mode='sampled')."
+)
 
 
 @dataclass(frozen=True, slots=True)
