@@ -188,9 +188,9 @@ def test_every_file_that_the_readme_names_exists() -> None:
 def test_the_table_of_methods_is_that_of_their_files() -> None:
     rows = []
     for name, method in listed().items():
-        module = names("drafter")[name].partition(":")[0].removeprefix("ragspec.")
+        module = names("drafter")[name].partition(":")[0].replace(".", "/")
         needs = ", ".join(sorted(method.needs)) or "-"
-        file = "/".join(module.split(".")[-2:]).removeprefix("methods/") + ".py"
+        file = re.sub("^ragspec/(?=retr)(retrievers/methods/)?", "", module) + ".py"
         rows.append(
             f"| `{name}` | {method.paper} | {method.drafts_from} | exact | {needs} | `{file}` |"
         )
