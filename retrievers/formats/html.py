@@ -295,7 +295,11 @@ def flatten(root: "_Element") -> None:
     """Replace formulas and preformatted parts of a tree by their text, the innermost first."""
     write_marks(root)
     for element in root.iter("br", "mspace"):
-        element.text = "\n" if element.tag == "br" else "\xa0"
+        line = "\n" if next(element.iterancestors("math"), None) is None else "; "
+        element.text = line if element.tag == "br" else "\xa0"
+    for element in root.iterfind(".//math"):
+        if (before := element.getprevious()) is not None and before.tag == "math":
+            before.tail = before.tail or " "
     for element in reversed(list(root.iter("pre", *STRUCK, *FORMULAS))):
         text, tail = "".join(element.itertext()), element.tail
         if element.tag in STRUCK:

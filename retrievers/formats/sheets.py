@@ -170,8 +170,9 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
     notes = left_out(path, data)
     with parsing(path):
         data = repair(data)
-        file = load_workbook(BytesIO(data), read_only=True, data_only=True, rich_text=True)
-        formulas = load_workbook(BytesIO(data), read_only=True)
+        opened = partial(load_workbook, read_only=True, keep_links=False)
+        file = opened(BytesIO(data), data_only=True, rich_text=True)
+        formulas = opened(BytesIO(data))
         sheets = [(sheet, formulas[sheet.title]) for sheet in file.worksheets]
     parts, unsaved, size = [], 0, 0
     for sheet, unevaluated in sheets:
@@ -205,6 +206,7 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
 def cell_text(cell: Any) -> str:
     """Return the value of a cell as its reader sees it."""
     text = "" if cell.value is None else value_text(cell.value, cell.number_format or "")
+    text = re.sub(r"(?<=:\d\d\.\d{3})000$", "", text)  # of a time, which has milliseconds
     text = ESCAPE.sub(lambda match: clean(chr(int(match[1], 16))), text)
     return f"~~{text}~~" if text and cell.font.strike else text
 
@@ -215,7 +217,7 @@ def value_text(value: Any, form: str) -> str:
         hours, rest = divmod(abs(value), timedelta(hours=1))
         return f"{'-' * (value < timedelta())}{hours}{str(rest)[1:]}"
     if isinstance(value, datetime):
-        text = value.isoformat(" ", "seconds")
+        text = value.isoformat(" ", "milliseconds" if value.microsecond else "seconds")
         is_time = re.fullmatch("(?i)[^yd]*[hs][^yd]*", LITERAL.sub("", form))
         return text[11:] if is_time else text.removesuffix(" 00:00:00")
     fonts = [getattr(run, "font", None) for run in value] if isinstance(value, list) else []
