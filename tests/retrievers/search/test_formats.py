@@ -78,7 +78,7 @@ def test_visible_text_with_title_headings_and_notes() -> None:
         ("E=<math><mi>m</mi><msup><mi>c</mi><mn>2</mn></msup></math>!", "E=mc^2!"),
         ("<math><mfrac><mrow><mi>a</mi> <mo>+</mo></mrow><mn>2</mn></mfrac></math>", "(a+)/2"),
         ("<math><mn>1</mn></math><math><mi>y</mi></math>", "1 y"),
-        ("<math><mn>1</mn><br><mn>3</mn></math>", "1; 3"),
+        ("<math><mn>1</mn><br><mn>3</mn></math>", "1;3"),
         ("<math><mi>a</mi><annotation>\\frac</annotation></math>", "a"),
         ("<math><msqrt><mi>b</mi></msqrt><msub><mi>x</mi><mi>k</mi></msub></math>", "√bx_k"),
         *((f"<math>{source}</math>", text) for source, text in FORMULAS),
