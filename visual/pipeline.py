@@ -231,10 +231,12 @@ class ImagePipeline:
 
                 save_head(head, new / "head")
             for part in () if folder is None else (folder.draft, folder.head, folder.relaxation):
-                if part is not None and not (to := new / part.name).exists():
-                    shutil.copytree(part, to) if part.is_dir() else shutil.copyfile(part, to)
-            record, kinds = self.record, {*map(type, self.settings.values())}
-            if kinds <= {bool, int, float, str, type(None)} and self._saved_rule is not None:
+                if part is not None and not (new / part.name).exists():
+                    copy = shutil.copytree if part.is_dir() else shutil.copyfile
+                    copy(part, new / part.name)
+            record, plain = self.record, bool | int | float | str | None
+            named = self._saved_rule is not None
+            if named and all(isinstance(value, plain) for value in self.settings.values()):
                 record["rule"] = {"name": self._saved_rule, **self.settings}
             else:
                 warnings.warn(
