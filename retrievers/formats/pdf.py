@@ -5,11 +5,11 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from ctypes import POINTER, c_double, c_ushort, cast, create_string_buffer
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate, chain, groupby
 from math import cos, inf, pi
 from pathlib import Path
@@ -60,6 +60,7 @@ OBJECTS = re.compile(rb"/ObjStm\b.{,300}?\bstream\r?\n", re.S)  # pdfium does no
 LAYERS_OFF = re.compile(rb"/OFF\s*\[\s*\d")
 RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]{2,}")
 WRITTEN = re.compile(r"[^\r\n]*\S ?|\r\n(?=[^\r\n]*\S)")  # lines, without blank ones
+APART = 0.6  # of the height of digits: those of several numbers
 SAMPLE = 199  # characters of a page that are asked for their turn
 Box = tuple[float, float, float, float]  # left, bottom, right and top
 Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
@@ -213,9 +214,7 @@ def _characters(part: "PdfTextPage", page: Box) -> tuple[str, list[int]]:
     """
     from pypdfium2 import raw
 
-    def box(index: int) -> Box:
-        raw.FPDFText_GetLooseCharBox(part, index, rect := raw.FS_RECTF())
-        return rect.left, rect.bottom, rect.right, rect.top
+    box = partial(_box, part)
 
     def is_outside(each: Box) -> bool:
         left, bottom, right, top = each
@@ -235,7 +234,31 @@ def _characters(part: "PdfTextPage", page: Box) -> tuple[str, list[int]]:
         run = pairs[match.start() : match.end()]
         glyphs = [list(some)[::-1] for _, some in groupby(run, lambda pair: box(pair[1]))]
         pairs[match.start() : match.end()] = chain(*glyphs)
+    pairs = [*_respaced(part, pairs)]
     return "".join(each for each, _ in pairs), [index for _, index in pairs]
+
+
+def _box(part: "PdfTextPage", index: int) -> Box:
+    from pypdfium2 import raw
+
+    raw.FPDFText_GetLooseCharBox(part, index, rect := raw.FS_RECTF())
+    return rect.left, rect.bottom, rect.right, rect.top
+
+
+def _respaced(part: "PdfTextPage", pairs: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Yield characters and indices with blanks between digits that stand far apart.
+
+    Tables may have the digits of several cells as one text with wide spaces.
+    """
+    last, place = "", 0
+    for each, index in pairs:
+        if each.isdigit() and last.isdigit():
+            (_, low, right, _), (left, bottom, _, top) = _box(part, place), _box(part, index)
+            height = top - bottom
+            if left - right > APART * height and abs(low - bottom) < height / 5:
+                yield " ", index
+        yield each, index
+        last, place = each, index
 
 
 def _with_raised(part: "PdfTextPage", text: str, indices: Sequence[int]) -> str:
