@@ -6,6 +6,7 @@ the bundled one, are read directly: the same vectors without importing sentence-
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -159,9 +160,11 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
             raise InputError(f"got {name!r} as embedder; expected a name, a path or an Embedder.")
         return name
     folder = check_embedder(name).folder
+    is_place = os.path.isdir(name) and os.path.samefile(name, folder)
+    name = os.path.abspath(name) if is_place else str(name)  # indexes find it from anywhere
     prints = "".join(fingerprint(folder))
     embedder: Callable[..., Embedder] = StaticEmbedder if is_static(folder) else SentenceEmbedder
-    return load_safely(partial(embedder, str(name), folder, prints), folder)
+    return load_safely(partial(embedder, name, folder, prints), folder)
 
 
 def load_wordllama() -> StaticEmbedder | None:

@@ -76,8 +76,8 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(50_698, 40_000),
-    lines_of_tests: Limit(46_494, 42_000),
+    lambda: lines(LIBRARY): Limit(50_726, 40_000),
+    lines_of_tests: Limit(46_497, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(0, 0),

@@ -206,9 +206,11 @@ def test_fingerprints_identify_models_and_other_dimensions_are_refused(tmp_path:
         index.search("cat", 1)
 
 
-def test_a_language_model_is_no_embedder(tmp_path: Path) -> None:
+def test_a_language_model_is_no_embedder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=r"causal language model .*with a modules\.json"):
         load_embedder("starter")
     folder = make_embedder(tmp_path / "toy")
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    assert load_embedder(folder).name == str(folder), "modules.json makes it an embedder"
+    monkeypatch.chdir(tmp_path)
+    name = load_embedder(folder.name).name
+    assert name == str(folder), "modules.json makes it an embedder, which indexes find anywhere"
