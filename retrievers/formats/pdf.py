@@ -60,7 +60,7 @@ OBJECTS = re.compile(rb"/ObjStm\b.{,300}?\bstream\r?\n", re.S)  # pdfium does no
 LAYERS_OFF = re.compile(rb"/OFF\s*\[\s*\d")
 RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]{2,}")
 WRITTEN = re.compile(r"[^\r\n]*\S ?|\r\n(?=[^\r\n]*\S)")  # lines, without blank ones
-APART = 0.6  # of the height of digits: those of several numbers
+FAR = 0.6  # of the height of digits: those of several numbers
 SAMPLE = 199  # characters of a page that are asked for their turn
 Box = tuple[float, float, float, float]  # left, bottom, right and top
 Edge = tuple[str, int, int]  # text, number of the line, and of the outer one that must be running
@@ -246,7 +246,7 @@ def _box(part: "PdfTextPage", index: int) -> Box:
 
 
 def _respaced(part: "PdfTextPage", pairs: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Yield characters and indices with blanks between digits that stand far apart.
+    """Yield characters and indices with blanks between digits of several numbers.
 
     Tables may have the digits of several cells as one text with wide spaces.
     """
@@ -255,7 +255,7 @@ def _respaced(part: "PdfTextPage", pairs: Iterable[tuple[str, int]]) -> Iterator
         if each.isdigit() and last.isdigit():
             (_, low, right, _), (left, bottom, _, top) = _box(part, place), _box(part, index)
             height = top - bottom
-            if left - right > APART * height and abs(low - bottom) < height / 5:
+            if left - right > FAR * height and abs(low - bottom) < height / 5:
                 yield " ", index
         yield each, index
         last, place = each, index
