@@ -42,7 +42,7 @@ NOTE_MARKS = """//*[@role="doc-noteref" or contains(@*[name()="epub:type"], "not
 _NO_HEADING = r"[^<]*(?:<(?!/?h[1-6]\b)[^<]*)*"
 # Marks that libxml2 reads otherwise than browsers do.
 REPAIRS = {
-    re.compile(r"(?:<br\b[^<>]*>)?</br\s*/?>", re.I): "<br>",
+    re.compile(r"<(?:br\b[^<>]*></|/)br\s*/?>", re.I): "<br>",
     re.compile(rf"(<h([1-6])\b{_NO_HEADING}</h)[1-6]", re.I): r"\1\2",
     re.compile(r"(<script\b[^<>]*)/(?=>[^<]*(?:<(?!/?script)[^<]*)*</script)", re.I): r"\1",
 }
