@@ -100,8 +100,8 @@ _LACKS: Mapping[str, tuple[str, type[RagspecError], str]] = {
     "probabilities": ("tables of probabilities", RuleError, _LATENTS),
 }
 _JUDGED = (
-    "Use rule='walk', which judges every draft, or a drafter of one of those kinds, such as "
-    "ModelDrafter(model, mode='sampled')."
+    "Use rule='walk', which judges every draft, or a drafter of one of those kinds, such as a "
+    "ModelDrafter with mode= one of them."
 )
 
 
