@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
 from io import BytesIO, StringIO
@@ -170,9 +170,8 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
     notes = left_out(path, data)
     with parsing(path):
         data = repair(data)
-        opened = partial(load_workbook, read_only=True, keep_links=False)
-        file = opened(BytesIO(data), data_only=True, rich_text=True)
-        formulas = opened(BytesIO(data))
+        read = partial(load_workbook, read_only=True, keep_links=False)
+        file, formulas = read(BytesIO(data), data_only=True, rich_text=True), read(BytesIO(data))
         sheets = [(sheet, formulas[sheet.title]) for sheet in file.worksheets]
     parts, unsaved, size = [], 0, 0
     for sheet, unevaluated in sheets:
@@ -206,7 +205,8 @@ def read_xlsx(path: Path, data: bytes) -> Extract:
 def cell_text(cell: Any) -> str:
     """Return the value of a cell as its reader sees it."""
     text = "" if cell.value is None else value_text(cell.value, cell.number_format or "")
-    text = re.sub(r"(?<=:\d\d\.\d{3})000$", "", text)  # of a time, which has milliseconds
+    if isinstance(cell.value, time | datetime | timedelta):
+        text = re.sub(r"(?<=:\d\d\.\d{3})000$", "", text)  # it has milliseconds
     text = ESCAPE.sub(lambda match: clean(chr(int(match[1], 16))), text)
     return f"~~{text}~~" if text and cell.font.strike else text
 

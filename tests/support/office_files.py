@@ -41,7 +41,7 @@ FORMATS: list[tuple[Any, str, str]] = [
     (7, "#", "7"), (-5, '0;"minus "0', "minus 5"), (1.5, "hh:mm", "12:00:00"),
     (timedelta(hours=45.5), "[h]:mm", "45:30:00"), (timedelta(hours=-1.5), "[h]:mm", "-1:30:00"),
     (datetime(2024, 5, 1, 10, 0, 0, 987000), "yyyy-mm-dd hh:mm", "2024-05-01 10:00:00.987"),
-    (timedelta(milliseconds=1500), "[h]:mm", "0:00:01.500"),
+    (timedelta(milliseconds=1500), "[h]:mm", "0:00:01.500"), ("1:02.500000", "@", "1:02.500000"),
 ]  # fmt: skip
 
 

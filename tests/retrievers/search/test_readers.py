@@ -248,7 +248,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
 
 PLACES = {
     "a.pptx": ("About Sales", "slide 3", "slide 1 to slide 3"),
-    "a.xlsx": ("Hose", "sheet 1, row 4", "sheet 1, row 1 to sheet 2, row 22"),
+    "a.xlsx": ("Hose", "sheet 1, row 4", "sheet 1, row 1 to sheet 2, row 23"),
     "a.mbox": ("From here", "message 2", "message 1 to message 2"),
     "a.ipynb": ("done", "cell 2", "cell 1 to cell 2"),
     "a.jsonl": ("a: 1, 2", "line 4", "line 1 to line 4"),
