@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from ctypes import POINTER, c_double, c_ushort, cast, create_string_buffer
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from itertools import accumulate, chain, groupby
 from math import cos, inf, pi
 from pathlib import Path
@@ -188,7 +188,11 @@ def _text_page(file: "PdfDocument", number: int) -> "tuple[PdfTextPage, PdfPage]
     part = page.get_textpage()
     some = range(0, part.count_chars(), 1 + part.count_chars() // SAMPLE)
     written = [n for n in some if raw.FPDFText_GetUnicode(part, n) > ord(" ")]
-    turns = Counter(round(raw.FPDFText_GetCharAngle(part, n) / QUARTER) % 4 for n in written)
+    turns = Counter[int]()
+    for n in written:
+        raw.FPDFText_GetMatrix(part, n, m := raw.FS_MATRIX())
+        side = -1 if m.a * m.d < m.b * m.c else 1  # of a mirrored character
+        turns[side * round(raw.FPDFText_GetCharAngle(part, n) / QUARTER) % 4] += 1
     rotation = 90 * (-max(turns, key=turns.__getitem__) % 4) if turns else page.get_rotation()
     if rotation != page.get_rotation():
         page.set_rotation(rotation)
@@ -201,9 +205,7 @@ def _text_page(file: "PdfDocument", number: int) -> "tuple[PdfTextPage, PdfPage]
             raw.FPDFTextObj_SetTextRenderMode(each, raw.FPDF_TEXTRENDERMODE_STROKE)
             each.transform(PdfMatrix())
             widened = True
-    if not widened:
-        return part, page
-    parts = part, page.get_textpage()  # the first is returned if only blanks were widened
+    parts = (part, page.get_textpage()) if widened else (part,)  # the first if blanks alone were
     return max(parts, key=lambda each: len("".join(each.get_text_range().split()))), page
 
 
@@ -214,8 +216,6 @@ def _characters(part: "PdfTextPage", page: Box) -> tuple[str, list[int]]:
     """
     from pypdfium2 import raw
 
-    box = partial(_box, part)
-
     def is_outside(each: Box) -> bool:
         left, bottom, right, top = each
         return right <= page[0] or left >= page[2] or top <= page[1] or bottom >= page[3]
@@ -225,14 +225,14 @@ def _characters(part: "PdfTextPage", page: Box) -> tuple[str, list[int]]:
     get = raw.FPDFText_GetCharIndexFromTextIndex
     pairs = [(each, get(part, unit)) for each, unit in zip(text, units, strict=False)]
     if any(is_outside(part.get_rect(n)) for n in range(part.count_rects())):
-        pairs = [pair for pair in pairs if pair[0].isspace() or not is_outside(box(pair[1]))]
+        pairs = [pair for pair in pairs if pair[0].isspace() or not is_outside(_box(part, pair[1]))]
         texts = "".join(pair[0] for pair in pairs)
         spans = [m.span() for m in WRITTEN.finditer(texts)]
         pairs = [pair for start, end in spans for pair in pairs[start:end]]
     text = "".join(each for each, _ in pairs)
     for match in RIGHT_TO_LEFT.finditer(text):
         run = pairs[match.start() : match.end()]
-        glyphs = [list(some)[::-1] for _, some in groupby(run, lambda pair: box(pair[1]))]
+        glyphs = [list(some)[::-1] for _, some in groupby(run, lambda pair: _box(part, pair[1]))]
         pairs[match.start() : match.end()] = chain(*glyphs)
     pairs = [*_respaced(part, pairs)]
     return "".join(each for each, _ in pairs), [index for _, index in pairs]

@@ -194,9 +194,10 @@ CHINESE = (
         ("\\260\\262) Tj 12 0 Td (\\273\\325", b"/Type1", CHINESE, "安徽"),
         ("Left) Tj 600 0 Td (Right", b"", b"", "Left"),
         ("A) Tj -1 0 0 -1 300 300 Tm (one) Tj -60 0 Td (two", b"A)", b")", "two one"),
+        ("A) Tj 0 1 1 0 300 300 Tm (one) Tj 60 0 Td (two", b"A)", b")", "one two"),
         ("10) Tj 0 -20 Td 12 Tc (70", b"", b"", "10\n7 0"),
     ],
-    ids=["a glyph of two letters", "a missing font", "outside of the page", "upside down", "cells"],
+    ids=["two letters", "no font", "outside", "upside down", "mirrored", "cells"],
 )
 def test_pages_of_a_pdf_are_read_as_they_look(
     tmp_path: Path, line: str, old: bytes, new: bytes, text: str
