@@ -57,8 +57,8 @@ SENTENCE_BREAK = re.compile(
     rf"{CLOSING}\s+(?=[\"“„«‘'(\[¿¡]?[*_]*[{CAPITAL}])"
     rf"|(?<=[{STOPS}])(?<!\d．)(?![^《「『（“》」』）”\n]{{1,99}}[》」』）”])"  # within brackets
     rf"[”’」』）]*(?![”’」』）{STOPS}]|(?<=[」』])と)"
-    r"|\n(?=[ \t]*(?:[-*•–]|#{1,6}|(?:\d{1,3}|[a-z])[.)])[ \t]+\S"  # of a list, or a heading
-    r"|[ \t]*\||[^\s:;][^\n\t]*\t\S|[^\n:;]{1,60}: [^\n;]*; )",  # a row of a table
+    r"|\n(?=[ \t]*(?:[-*•–]|#{1,6}|(?:\d{1,3}|[a-z])[.)])[ \t]+\S"  # item, heading; row
+    r"|[ \t]*\|[^\n]*\||[^\s:;][^\n\t]*\t\S|[^\n:;]{1,60}: [^\n;]*; [^\n:;]{1,60}: )",
     re.MULTILINE,
 )
 LINE_BREAK = re.compile(r"\n\s*")
