@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ragspec.errors import InputError, RagspecError, StoreError
 from ragspec.storage import manifest as manifests
 from ragspec.storage.filesystem import LOCK, read_file, sync, writer_lock
 
+T = TypeVar("T")
 POINTER = "CURRENT"
 BUILD_PREFIX = ".build-"
 REQUEST = "request"  # the scope of text that is never stored
@@ -78,7 +80,6 @@ def publish(
         StoreError: `root` is no store or cannot be written, or another process writes to it. Other
             errors of `write` pass through. If the first generation fails, no folder is left.
     """
-    root = Path(root)
     new = not root.exists()
     check_writable(root, kind)
     with writer_lock(root, wait):
@@ -150,11 +151,10 @@ def expect_none(root: Path, kind: str) -> None:
 
 def is_store(folder: Path) -> bool:
     """Return whether a folder has a generation and a pointer or lock file."""
-    try:
+    with suppress(OSError):
         names = {path.name for path in folder.iterdir()}
-    except OSError:
-        return False
-    return bool(names & {POINTER, LOCK}) and any(GENERATION.fullmatch(name) for name in names)
+        return bool(names & {POINTER, LOCK}) and any(map(GENERATION.fullmatch, names))
+    return False
 
 
 def seal(build: Path, kind: str, contents: manifests.Contents) -> manifests.Manifest:
@@ -242,7 +242,7 @@ def remove_empty(root: Path) -> None:
 
 
 def open_store(root: Path, kind: str, *, verify: manifests.Verify = "full") -> OpenStore:
-    """Check a store and return its current generation.
+    """Check a store and return its current generation. A reader that writers overtake starts again.
 
     Args:
         verify: "full" hashes every file, "size" only compares sizes. The manifest is always hashed.
@@ -251,13 +251,34 @@ def open_store(root: Path, kind: str, *, verify: manifests.Verify = "full") -> O
         InputError: `verify` is unknown.
         StoreError: The store is missing, damaged or of another kind.
     """
-    root = Path(root)
     if verify not in ("full", "size"):
         raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
-    path, manifest = read_current(root, kind)
-    for name, record in manifest.files.items():
-        manifests.check_file(path, name, record, verify)
-    return OpenStore(path, manifest)
+
+    def read() -> OpenStore:
+        path, manifest = read_current(root, kind)
+        for name, record in manifest.files.items():
+            manifests.check_file(path, name, record, verify)
+        return OpenStore(path, manifest)
+
+    return read_newest(root, read)
+
+
+def read_newest(root: Path, read: Callable[[], T]) -> T:
+    """Return the result of `read`, repeated if it fails because a writer published meanwhile."""
+    while True:
+        pointer = pointer_bytes(root)
+        try:
+            return read()
+        except StoreError:
+            if pointer == pointer_bytes(root):
+                raise
+
+
+def pointer_bytes(root: Path) -> bytes:
+    """Return the pointer file's bytes, empty if it cannot be read."""
+    with suppress(OSError):
+        return (root / POINTER).read_bytes()
+    return b""
 
 
 @contextmanager

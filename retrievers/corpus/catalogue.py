@@ -15,11 +15,11 @@ from typing import Any
 from ragspec.drafters.method import GLOBAL
 from ragspec.engine.plain_text import MARK, encode_text, mark_special_tokens
 from ragspec.engine.prompts import well_formed
-from ragspec.errors import InputError, StoreError
+from ragspec.errors import InputError
 from ragspec.retrievers.indexes.segment import FILES, Segment
 from ragspec.retrievers.indexes.suffix_array import TokenRow, token_row
 from ragspec.storage.manifest import FileRecord, Verify, check_file
-from ragspec.storage.store import POINTER, OpenStore, open_store, parsing
+from ragspec.storage.store import OpenStore, open_store, parsing, pointer_bytes, read_newest
 from ragspec.types import Tokenizer
 
 KIND = "corpus"
@@ -83,14 +83,6 @@ def read_catalogue(store: OpenStore) -> Catalogue:
     return Catalogue(**sizes, fingerprints=store.manifest.fingerprints, segments=segments)
 
 
-def pointer_bytes(root: Path) -> bytes:
-    """Return the pointer file's bytes, empty if it cannot be read."""
-    try:
-        return (root / POINTER).read_bytes()
-    except OSError:
-        return b""
-
-
 def files_of(store: OpenStore, record: SegmentRecord) -> Files:
     """Return the records of one segment's files; raise StoreError if one is missing."""
     return tuple((name, store.record(name)) for name in (f"{record.name}/{file}" for file in FILES))
@@ -139,20 +131,18 @@ def open_view(root: Path, verify: Verify, *, last: View | None = None) -> View:
     if last is not None:
         pairs = zip(last.catalogue.segments, last.segments, strict=True)
         reusable = {files_of(last.store, record): segment for record, segment in pairs}
-    while True:
+
+    def read() -> View:
         pointer = pointer_bytes(root)
-        try:
-            store = open_store(root, KIND, verify="size")
-            catalogue = read_catalogue(store)
-            segments = tuple(
-                reusable.get(files_of(store, record))
-                or open_segment(store, catalogue, record, verify)
-                for record in catalogue.segments
-            )
-            return View(store, catalogue, segments, pointer)
-        except StoreError:
-            if pointer == pointer_bytes(root):
-                raise
+        store = open_store(root, KIND, verify="size")
+        catalogue = read_catalogue(store)
+        segments = tuple(
+            reusable.get(files_of(store, record)) or open_segment(store, catalogue, record, verify)
+            for record in catalogue.segments
+        )
+        return View(store, catalogue, segments, pointer)
+
+    return read_newest(root, read)
 
 
 def tokenized(

@@ -29,7 +29,6 @@ from ragspec.retrievers.corpus.catalogue import (
     View,
     chunks,
     open_view,
-    pointer_bytes,
     tokenized,
 )
 from ragspec.retrievers.corpus.rest import RestDrafter
@@ -40,7 +39,7 @@ from ragspec.retrievers.indexes.suffix_array import TokenRow, checked
 from ragspec.sampling.settings import checked_count
 from ragspec.storage.filesystem import expect_path
 from ragspec.storage.manifest import Verify
-from ragspec.storage.store import checked_scope
+from ragspec.storage.store import checked_scope, pointer_bytes
 from ragspec.types import PreTrainedModel, Tokenizer
 
 if TYPE_CHECKING:
@@ -192,7 +191,7 @@ class CorpusIndex:
             if self._buffer.tokens < self._flush_at:
                 return
             try:
-                self._flush()
+                self.flush()
             except Exception as error:
                 most = BEHIND * self._flush_tokens
                 self._buffer.drop(most - self._flush_tokens)
@@ -253,7 +252,11 @@ class CorpusIndex:
         """Write the appended text to disk now."""
         with self._lock:
             self._check_open()
-            self._flush()
+            if self._buffer.tokens:
+                revise(self.path, self._add)
+                self._buffer.clear()
+                self._flush_at = self._flush_tokens
+                self._adopt()
 
     def change(self, change: Callable[[Revision], None]) -> None:
         """Flush, change the corpus on disk, and adopt the new generation."""
@@ -282,10 +285,10 @@ class CorpusIndex:
         """
         with self._lock:
             self._check_open()
-            if pointer_bytes(self.path) == self._view.pointer:
-                return False
-            self._adopt()
-            return True
+            newer = pointer_bytes(self.path) != self._view.pointer
+            if newer:
+                self._adopt()
+            return newer
 
     def info(self) -> dict[str, Any]:
         """Return the contents of the corpus as JSON types.
@@ -325,7 +328,7 @@ class CorpusIndex:
                 return
             while self._recording:
                 self._recording.popitem()[1]()
-            self._flush()
+            self.flush()
             self._closed = True
             self._view = replace(self._view, segments=())
 
@@ -338,13 +341,6 @@ class CorpusIndex:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError(f"{self.path} was closed; open it again.")
-
-    def _flush(self) -> None:
-        if self._buffer.tokens:
-            revise(self.path, self._add)
-            self._buffer.clear()
-            self._flush_at = self._flush_tokens
-            self._adopt()
 
     def _add(self, revision: Revision) -> None:
         """Add the waiting text to a generation, and evict beyond the limit."""

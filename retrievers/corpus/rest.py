@@ -15,7 +15,7 @@ Nodes have no origin, since a request cannot cite documents of the corpus.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,20 +27,12 @@ from ragspec.sampling.settings import checked_count
 from ragspec.storage.store import checked_scope
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
+if TYPE_CHECKING:
+    from ragspec.retrievers.corpus.index import CorpusIndex
+
 LONGEST, SHORTEST, DEPTH = 16, 1, 16
 _OTHERS = 0.5  # share of the longest match's miss probability for segments with a shorter match
 _LEAST = 0.01
-
-
-class _Corpus(Protocol):
-    """The part of a `CorpusIndex` that a REST drafter needs."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def depth(self) -> int: ...
-    def segments(self, scope: str) -> tuple[Segment, ...]: ...
-    def fits(self, model: object = None, tokenizer: object = None) -> None: ...
 
 
 class RestDrafter(Drafter):
@@ -67,7 +59,7 @@ class RestDrafter(Drafter):
 
     def __init__(
         self,
-        corpus: _Corpus,
+        corpus: "CorpusIndex",
         scope: str = "global",
         *,
         longest: int = LONGEST,
@@ -141,13 +133,14 @@ class RestSession(DraftSession):
         total = {True: 0, False: 0}
         for _, match in matches:
             total[match.length == longest] += match.high - match.low
-        left = _OTHERS * (1.0 - float(options.chances[0, longest, 0]))
+        weights = {True: 1.0, False: _OTHERS * (1.0 - float(options.chances[0, longest, 0]))}
         shares = []
         for segment, match in matches:
             first = match.length == longest
-            share = (1.0 if first else left) * (match.high - match.low) / total[first]
-            shares.append((segment, share))
-        return [(segment, share) for segment, share in shares if share > _LEAST]
+            share = weights[first] * (match.high - match.low) / total[first]
+            if share > _LEAST:
+                shares.append((segment, share))
+        return shares
 
 
 def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> Draft:

@@ -89,19 +89,6 @@ def test_a_listed_file_outside_the_folder_is_refused(tmp_path: Path) -> None:
         check_file(tmp_path / "gen", "../secret", record, "full")
 
 
-def test_a_file_that_disappears_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a").write_text("x")
-    record = FileRecord(1, sha256_file(tmp_path / "a"))
-
-    def overtaken(path: Path) -> str:
-        path.unlink()  # as a writer does with an old generation
-        return sha256_file(path)
-
-    monkeypatch.setattr("ragspec.storage.manifest.sha256_file", overtaken)
-    with pytest.raises(StoreError, match="missing"):
-        check_file(tmp_path, "a", record, "full")
-
-
 @posix
 def test_a_user_without_a_home_has_a_private_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

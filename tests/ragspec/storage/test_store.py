@@ -12,7 +12,7 @@ import pytest
 
 from ragspec.errors import InputError, StoreError
 from ragspec.storage.filesystem import writer_lock
-from ragspec.storage.manifest import Contents
+from ragspec.storage.manifest import Contents, sha256_file
 from ragspec.storage.store import POINTER, OpenStore, carry, open_store, publish
 from tests.support.calls import noted
 from tests.support.damage import check_damage, check_kills
@@ -60,6 +60,18 @@ def test_a_new_generation_replaces_the_old_and_open_readers_keep_theirs(tmp_path
     assert reader.file("data.txt").read_text() == "one"
     build(tmp_path, "three")
     assert sorted(path.name for path in tmp_path.glob("gen-*")) == ["gen-000002", "gen-000003"]
+
+
+def test_an_overtaken_reader_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overtaken(path: Path) -> str:
+        monkeypatch.undo()
+        for text in ("two", "three"):
+            build(tmp_path, text)
+        return sha256_file(path)
+
+    build(tmp_path, "one")
+    monkeypatch.setattr("ragspec.storage.manifest.sha256_file", overtaken)
+    assert read(tmp_path) == "three"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork, no SIGKILL")
