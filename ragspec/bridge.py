@@ -40,7 +40,8 @@ from ragspec.sampling.settings import Sampling
 from ragspec.types import BaseStreamer, GenerationConfig, PreTrainedModel, Tokenizer
 from ragspec.verification.reading import asks_for_length, continues_rotation
 
-_HARMLESS = frozenset({"past_key_values", "use_cache", "logits_to_keep", "cache_position"})
+_CACHES = ("cache", "past_key_values")  # the name since transformers 5.24, and before
+_HARMLESS = frozenset({*_CACHES, "use_cache", "logits_to_keep", "cache_position"})
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 # Settings of other decoding methods, which custom_generate would silently drop.
 _OTHER_WAYS = {
@@ -336,9 +337,9 @@ def _refuse_unknown(model_kwargs: dict[str, Any]) -> None:
             f"got the model inputs {', '.join(sorted(extra))}; expected text only (input_ids and "
             "attention_mask). Call model.generate without custom_generate for them."
         )
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and hasattr(cache, "get_seq_length") and int(cache.get_seq_length()) > 0:
-        raise InputError("past_key_values already hold tokens; expected none. Pass all input_ids.")
+    for name in _CACHES:
+        if getattr(model_kwargs.get(name), "get_seq_length", int)() > 0:
+            raise InputError(f"{name} already hold tokens; expected none. Pass all input_ids.")
 
 
 def _refuse_outputs(config: object) -> None:

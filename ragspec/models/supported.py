@@ -1,11 +1,12 @@
 """Checks of models: supported architectures and attention windows."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.types import PreTrainedConfig, PreTrainedModel
@@ -119,8 +120,8 @@ def check_scope(model: PreTrainedModel) -> None:
         )
     elif getattr(model, "get_output_embeddings", lambda: None)() is None:
         reason = "it has no head that gives logits; load its weights with AutoModelForCausalLM"
-    elif "past_key_values" not in inspect.signature(unwrapped(model).forward).parameters:
-        reason = "its forward takes no past_key_values: each token would need the whole text again"
+    elif cache_argument(model) not in inspect.signature(unwrapped(model).forward).parameters:
+        reason = "its forward takes no cache of keys: each token would need the whole text again"
     if reason:
         raise _refused(type(model).__name__, reason)
 
@@ -164,6 +165,20 @@ def unwrapped(model: PreTrainedModel) -> PreTrainedModel:
     """
     model = getattr(model, "_orig_mod", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Return the name of the cache in a forward's arguments and outputs.
+
+    It is `cache` since transformers 5.24, `past_key_values` before and in older code of models.
+    """
+    return _cache_argument(type(unwrapped(model)).forward)
+
+
+@cache
+def _cache_argument(forward: Callable[..., object]) -> str:
+    accepted = inspect.signature(forward).parameters
+    return "cache" if "cache" in accepted else "past_key_values"
 
 
 def rank_count(model: PreTrainedModel) -> int:

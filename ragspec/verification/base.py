@@ -11,7 +11,7 @@ from torch import Tensor
 from ragspec.errors import ModelError
 from ragspec.models.block_linear import weights_of
 from ragspec.models.device import input_device, rounds
-from ragspec.models.supported import unwrapped
+from ragspec.models.supported import cache_argument, unwrapped
 from ragspec.needs import HiddenStates
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
@@ -68,6 +68,7 @@ class TargetModel:
         self.max_length: int | None = min((int(n) for n in limits if n), default=None)
         self._unwrapped = unwrapped(model)
         accepted = inspect.signature(self._unwrapped.forward).parameters
+        self.cache_argument = cache_argument(model)
         self.keeps_logits = "logits_to_keep" in accepted
         self.takes_positions = "position_ids" in accepted
         self.border = table_border(model)
@@ -166,7 +167,7 @@ class TargetModel:
         from ragspec.verification.model_cache import ModelCache  # imports transformers
 
         with tree_view(batch):
-            cache = {"past_key_values": ModelCache(batch), "use_cache": True}
+            cache = {self.cache_argument: ModelCache(batch), "use_cache": True}
             logits: Tensor = self.call(tokens, batch.positions, keep, **cache).logits
         batch.advance()
         return logits

@@ -129,9 +129,9 @@ class PathSession(TargetSession):
         target, end = self.target, row.length + len(tokens)
         target.check_mode()
         moved = torch.tensor([tokens, range(row.length, end)], device=target.device)
-        cache = {"past_key_values": row.cache, "use_cache": True}
+        cache = {target.cache_argument: row.cache, "use_cache": True}
         output = target.call(moved[:1], moved[1:], keep, **cache)
-        row.cache, row.length = output.past_key_values, end
+        row.cache, row.length = getattr(output, target.cache_argument), end
         logits: Tensor = output.logits[0, -keep:]
         return logits
 

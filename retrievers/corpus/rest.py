@@ -15,7 +15,7 @@ Nodes have no origin, since a request cannot cite documents of the corpus.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -27,12 +27,20 @@ from ragspec.sampling.settings import checked_count
 from ragspec.storage.store import checked_scope
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
-if TYPE_CHECKING:
-    from ragspec.retrievers.corpus.index import CorpusIndex
-
 LONGEST, SHORTEST, DEPTH = 16, 1, 16
 _OTHERS = 0.5  # share of the longest match's miss probability for segments with a shorter match
 _LEAST = 0.01
+
+
+class _Corpus(Protocol):
+    """The part of a `CorpusIndex` that a REST drafter needs."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    def segments(self, scope: str) -> tuple[Segment, ...]: ...
+    def fits(self, model: object = None, tokenizer: object = None) -> None: ...
 
 
 class RestDrafter(Drafter):
@@ -59,7 +67,7 @@ class RestDrafter(Drafter):
 
     def __init__(
         self,
-        corpus: "CorpusIndex",
+        corpus: _Corpus,
         scope: str = "global",
         *,
         longest: int = LONGEST,

@@ -6,7 +6,7 @@ of condition positions are zero, so their queries and keys vanish: every code at
 condition with logit 0, at any distance.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class LlamaGenConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     """
 
     model_type = "llamagen"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012
 
     vocab_size: int = 16384
     hidden_size: int = 768
@@ -260,9 +260,9 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         condition_embeds: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         logits_to_keep: int | Tensor = 0,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Return logits [B, k, V] of codes i64 [B, n] (or embeddings [B, n, hidden]).
 
@@ -274,27 +274,20 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             kwargs: With `output_hidden_states=True` also return `hidden_states`, one entry: the
                 head's input [B, k, hidden].
         """
+        cache = kwargs.get("past_key_values", cache)  # the name before transformers 5.24
         states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if condition_embeds is not None:
             states = torch.cat([condition_embeds.to(states.dtype), states], dim=1)
         if position_ids is None:
-            start = 0 if past_key_values is None else past_key_values.get_seq_length()
+            start = 0 if cache is None else cache.get_seq_length()
             position_ids = torch.arange(start, start + states.shape[1], device=states.device)[None]
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=states,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
+        # By position: transformers 5.24 renamed the fourth argument.
+        mask = create_causal_mask(self.config, states, attention_mask, cache, position_ids)
         states = functional.dropout(states, self.config.dropout, self.training)
         rotation = self.rotation(position_ids, states.dtype)
         for layer in self.layers:
-            states = layer(states, rotation, mask, past_key_values)
+            states = layer(states, rotation, mask, cache)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         states = self.norm(states[:, keep])
-        return CausalLMOutputWithPast(
-            logits=self.lm_head(states),
-            past_key_values=past_key_values,
-            hidden_states=(states,) if kwargs.get("output_hidden_states") else None,
-        )
+        hidden = (states,) if kwargs.get("output_hidden_states") else None
+        return CausalLMOutputWithPast(None, self.lm_head(states), cache, hidden)

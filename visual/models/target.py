@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError
+from ragspec.models.supported import cache_argument
 from ragspec.types import ModelOutput, PreTrainedModel
 from ragspec.verification.batch import Batch, TreeView, hide_padding
 from ragspec.verification.causal import CausalTarget
@@ -215,7 +216,7 @@ def run_model(
     model: PreTrainedModel, embedded: Tensor, positions: Tensor, batch: Batch, **options: object
 ) -> ModelOutput:
     """Return the outputs of a model that reads and extends the caches of a batch."""
-    options |= {"past_key_values": ModelCache(batch), "use_cache": True}
+    options |= {cache_argument(model): ModelCache(batch), "use_cache": True}
     return model(inputs_embeds=embedded, position_ids=positions, **options)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.vocabulary import output_rows
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.supported import cache_argument
 from ragspec.needs import LAST
 from ragspec.types import Cache, PreTrainedConfig, PreTrainedModel
 from ragspec.verification.batch import Batch
@@ -180,7 +181,7 @@ class RecurrentHead(DraftHead):
                 first.input_layernorm = nn.Identity()
         self.mask_taps = None if config.recurrent else nn.Parameter(torch.zeros(1, 1, size))
         layers.norm = nn.Identity()
-        self.layers = layers
+        self.layers, self.cache_argument = layers, cache_argument(layers)
 
     def project(self, taps: Tensor) -> Tensor:
         """Return the states [R, n, H] that the head reads, from the target's taps side by side."""
@@ -216,7 +217,7 @@ class RecurrentHead(DraftHead):
         else:
             pair = self.embedding_norm(embedded), self.state_norm(states)
             read = self.fc(torch.cat(pair[::-1] if self.config.state_first else pair, -1))
-        options |= {"past_key_values": keys, "use_cache": keys is not None}
+        options |= {self.cache_argument: keys, "use_cache": keys is not None}
         out: Tensor = self.layers(
             inputs_embeds=read, attention_mask=mask, position_ids=positions, **options
         ).last_hidden_state

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ragspec.drafters.heads.config import HeadConfig
 from ragspec.drafters.heads.head import DraftHead, HeadStates, RecurrentHead, decoder_of, norm_like
+from ragspec.models.supported import cache_argument
 from ragspec.verification.batch import Batch
 from ragspec.verification.causal import CausalTarget
 
@@ -57,6 +58,7 @@ class MedusaHead(DraftHead):
             nn.Linear(width, config.vocab_size, bias=config.bias) for _ in range(config.slots)
         )
         self.layers = decoder_of(config) if config.prefix else nn.Module()
+        self.cache_argument = cache_argument(self.layers)
 
     def read(self, embedded: Tensor, states: Tensor, batch: Batch) -> HeadStates:
         """Return the states of all slots, of Hydra only the first one; see `DraftHead.read`."""
@@ -64,8 +66,9 @@ class MedusaHead(DraftHead):
 
         states = states.to(self.dtype)
         if self.config.prefix:
-            options = {"position_ids": batch.positions, "past_key_values": ModelCache(batch)}
-            states = self.layers(inputs_embeds=states, use_cache=True, **options).last_hidden_state
+            options = {self.cache_argument: ModelCache(batch), "use_cache": True}
+            output = self.layers(inputs_embeds=states, position_ids=batch.positions, **options)
+            states = output.last_hidden_state
         last = states[:, -1]
         if self.config.join == "path":
             pair = torch.cat([last, embedded[:, -1].to(last.dtype)], -1)

@@ -19,7 +19,7 @@ from ragspec.trees.operations import Bools
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import Counters
-from ragspec.verification.static.step import FixedStep, Mask, Masks, step_logits
+from ragspec.verification.static.step import FixedStep, Mask, Masks, StepLogits
 
 MOST_DRAFTED = 64  # speculative slots, the bits of a word
 
@@ -67,7 +67,7 @@ class ForwardStep(FixedStep[tuple[Tensor, ...]]):
 
         device, n = arena.device, shape.tokens
         super().__init__(1, shape.width, device, f"forward_{n}_of_{shape.slots}")
-        self._model, self._masks, self._tokens = target.model, masks, n
+        self._logits, self._masks, self._tokens = StepLogits(target.model), masks, n
         self._counters = Counters.of(n, shape.slots, target.model.dtype, device)
         self._columns = torch.zeros(1, n, dtype=torch.int64, device=device)
         self._cache = step_cache(arena, 1, shape.slots, self._columns)
@@ -94,4 +94,4 @@ class ForwardStep(FixedStep[tuple[Tensor, ...]]):
 
     def _forward(self, tokens: Tensor, positions: Tensor, mask: Mask) -> tuple[Tensor, ...]:
         """Return the logits [n, V] after tokens i64 [1, n], and any other outputs."""
-        return (step_logits(self._model, tokens, positions, mask, self._cache)[0],)
+        return (self._logits(tokens, positions, mask, self._cache)[0],)

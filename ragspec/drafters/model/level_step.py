@@ -24,7 +24,7 @@ from ragspec.trees.operations import ancestors, depths
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.buffers import Arena
 from ragspec.verification.static.layout import Counters, Layout
-from ragspec.verification.static.step import FixedStep, Masks, step_logits
+from ragspec.verification.static.step import FixedStep, Masks, StepLogits
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         name = f"levels_{'x'.join(map(str, sizes))}_of_{shape.slots}"
         super().__init__(1, shape.pending + 2, device, name)
         self.shape = shape
-        self._model, self._masks = target.model, masks
+        self._logits, self._masks = StepLogits(target.model), masks
         self._keeps, self._input_size = target.keeps_logits, target.input_size
         self._windows = tuple(dict.fromkeys(masks.windows.values()))
         self._bounds = [(0, shape.pending), *read.bounds]
@@ -89,7 +89,7 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         self._chain = _still(range(ROOT, shape.pending - 1), device)
         self._tree = _still(read.parents, device)
         self._counters = {
-            n: Counters.of(n, shape.slots, self._model.dtype, device)
+            n: Counters.of(n, shape.slots, target.model.dtype, device)
             for n in (shape.pending, len(read.places))
         }
         self._columns = [torch.zeros(1, n, dtype=torch.int64, device=device) for n in sizes]
@@ -135,7 +135,7 @@ class LevelStep(FixedStep[tuple[Tensor]]):
         by_window = {w: each[:, None, span] for w, each in zip(self._windows, masks, strict=True)}
         keep = {"logits_to_keep": last} if self._keeps and last is not None else {}
         inputs = tokens, layout.positions[:, span], self._masks.of(by_window.__getitem__)
-        logits = step_logits(self._model, *inputs, self._caches[number], **keep)[0]
+        logits = self._logits(*inputs, self._caches[number], **keep)[0]
         if last is not None and not keep:
             logits = logits.index_select(0, last)
         return fit(logits, self.shape.vocab_size)

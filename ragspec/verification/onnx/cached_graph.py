@@ -36,6 +36,7 @@ from ragspec.models.load import LOCAL, load_model, read_tokenizer
 from ragspec.models.onnx_session import SETTINGS, Session, missing_package, onnx_runtime
 from ragspec.models.quantized import INT8
 from ragspec.models.resolve import is_model, resolve_model
+from ragspec.models.supported import cache_argument
 from ragspec.storage.filesystem import cache_directory
 from ragspec.storage.manifest import sha256_file
 from ragspec.types import Cache, PreTrainedModel, Tokenizer
@@ -318,6 +319,7 @@ class CachedTarget(OnnxTarget):
                 self.model = self._load()
                 self._unwrapped, self._embedding = self._model, self._model.get_input_embeddings()
                 self._weights, self.probed = self._look(), self.kinds
+                self.cache_argument = cache_argument(self._model)
             return self._model
 
     @model.setter

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.models.device import is_cuda, out_of_memory, pins
-from ragspec.models.supported import AttentionWindow
+from ragspec.models.supported import AttentionWindow, cache_argument
 from ragspec.sampling.batch_distribution import FRESH, BatchDistribution, DistributionShape
 from ragspec.types import Cache, PreTrainedModel
 from ragspec.verification.reading import Taps
@@ -159,13 +159,19 @@ class FixedStep(Generic[Outputs]):
         return graph
 
 
-def step_logits(
-    model: PreTrainedModel, tokens: Tensor, positions: Tensor, mask: Mask, cache: Cache, **more: Any
-) -> Tensor:
-    """Return the logits [B, n, V] of a model over tokens i64 [B, n] and a `step_cache`."""
-    more |= {"position_ids": positions, "attention_mask": mask, "past_key_values": cache}
-    logits: Tensor = model(input_ids=tokens, use_cache=True, **more).logits
-    return logits
+class StepLogits:
+    """A model as a function of tokens and a `step_cache`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model, self._cache = model, cache_argument(model)
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, mask: Mask, cache: Cache, **more: Any
+    ) -> Tensor:
+        """Return the logits [B, n, V] of tokens i64 [B, n]."""
+        more |= {"position_ids": positions, "attention_mask": mask, self._cache: cache}
+        logits: Tensor = self._model(input_ids=tokens, use_cache=True, **more).logits
+        return logits
 
 
 class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
@@ -190,7 +196,7 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
         rows, n, device = shape.rows, shape.queries, arena.device
         super().__init__(rows, shape.width, device, f"step_{rows}x{n}_of_{shape.slots}")
         self.shape = shape
-        self._model, self._masks, self._buffers = model, masks, arena.buffers
+        self._logits, self._masks, self._buffers = StepLogits(model), masks, arena.buffers
         self._distributions, self._taps = distributions, taps
         self._counters = Counters.of(n, shape.slots, model.dtype, device)
         self._columns = torch.zeros(rows, n, dtype=torch.int64, device=device)
@@ -215,7 +221,7 @@ class StaticStep(FixedStep[tuple[Tensor, Tensor, dict[int, Tensor]]]):
             return layout.windowed(mask, self._counters, window)[:, None]
 
         masks = self._masks.of(make_mask)
-        logits = step_logits(self._model, tokens, layout.positions, masks, self._cache)
+        logits = self._logits(tokens, layout.positions, masks, self._cache)
         if self._distributions is None:
             return self.packet, logits
         if self.shape.reads_texts:

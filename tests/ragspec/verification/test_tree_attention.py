@@ -92,7 +92,7 @@ def test_chunks_use_logical_positions() -> None:
 def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None:
     positions = torch.arange(5)[None]
     plain = TreeView(0, positions, positions, None)
-    model = build("gptj")  # its attention code adds any mask
+    model = build("gpt_neo")  # its attention code adds any mask
     with attending(plain):
         assert tree_mask(1, 5, 5, config=build("llama").config) is None
         with lease(model):

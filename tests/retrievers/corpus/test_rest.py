@@ -1,7 +1,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ class Shelf:
 
 def session(*groups: Texts, vocab_size: int = 97, **options: Any) -> RestSession:
     shelf = Shelf(*groups, vocab_size=vocab_size)
-    return RestDrafter(cast(CorpusIndex, shelf), **options).open(DraftRequest((), vocab_size))
+    return RestDrafter(shelf, **options).open(DraftRequest((), vocab_size))
 
 
 def propose(

@@ -55,9 +55,8 @@ def of_the_forward(rows: int, n: int) -> int:
         alone = pretend(model())
         ids = torch.zeros(rows, n, dtype=torch.int64).to(NAME)
         mask = torch.zeros(rows, 1, n, n).to(NAME)
-        cache = {"past_key_values": DynamicCache(), "use_cache": True}
         with device.recording() as record:
-            alone(input_ids=ids, position_ids=ids, attention_mask=mask, **cache)
+            alone(ids, mask, ids, DynamicCache(), use_cache=True)
     return record.kernels
 
 
