@@ -5,7 +5,7 @@ It handles a transformers causal model and token ids. Text, sampling and drafter
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,7 +24,7 @@ from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.static.layout import QUERIES
 from ragspec.verification.static.runner import StepRunner
 from ragspec.verification.static.session import StaticSession
-from ragspec.verification.tree_session import TreeSession
+from ragspec.verification.tree_session import MOST_LOGITS, TreeSession
 
 Model: TypeAlias = "PreTrainedModel | CausalTarget"
 TIMINGS = 3  # forwards per measurement; the first is a warm-up
@@ -147,13 +147,23 @@ class CausalTarget(TargetModel):
 
 def read_states(
     target: CausalTarget, texts: Sequence[Sequence[int]], taps: Sequence[int] = (LAST,)
-) -> list[HiddenStates]:
-    """Return the hidden states of each text, read in one batch; see `Needs.hidden_states`."""
+) -> Iterator[tuple[int, HiddenStates]]:
+    """Yield the number of each text and its hidden states; see `Needs.hidden_states`.
+
+    Texts of similar length are read in one batch, the longest batch first, with little padding.
+    """
     match("a reader of hidden states", Needs(hidden_states=tuple(taps)), target.capabilities)
-    with target.open(len(texts), max(map(len, texts))) as session, torch.no_grad():
-        session.keep_hidden(taps)
-        session.read_prompts(texts, 0)
-        return list(session.hidden)
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    while order:
+        longest = len(texts[order[-1]])
+        # The forward also computes the logits of all positions, which limits a batch.
+        most = max(1, MOST_LOGITS // (longest * target.vocab_size))
+        order, part = order[:-most], order[-most:]
+        with target.open(len(part), longest) as session, torch.no_grad():
+            session.keep_hidden(taps)
+            session.read_prompts([texts[i] for i in part], 0)
+            hidden = list(session.hidden)
+        yield from zip(part, hidden, strict=True)
 
 
 def score_tokens(target: CausalTarget, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

@@ -211,14 +211,14 @@ def _write_keys(
     first = None if tokenizer is None else tokenizer.bos_token_id
     before = [] if tokenizer is None or first is None else tokenizer("")["input_ids"][:1]
     before = before if before == [first] else []  # which stands before every text
-    room = MOST_LOGITS // target.vocab_size  # tokens of a batch, whose logits are made too
+    room = MOST_LOGITS // target.vocab_size  # of a text whose logits are made at once
     size = min(WINDOW, room, target.max_length or WINDOW)
     stream = _windows(_limited(checked(texts, target.vocab_size), most), size, before)
     keys, starts, width = 0, [0], 0
     try:
         with (folder / KEYS).open("wb") as states, (folder / VALUES).open("wb") as values:
             while windows := list(islice(stream, TOGETHER)):
-                for window, rows in zip(windows, _states(target, windows, room), strict=True):
+                for window, rows in zip(windows, _states(target, windows), strict=True):
                     states.write(rows.tobytes())
                     values.write(np.asarray(window.values, "<i4").tobytes())
                     keys, width = keys + len(rows), rows.shape[1]
@@ -257,18 +257,12 @@ def _windows(rows: Iterable[TokenRow], size: int, before: Sequence[int]) -> Iter
             start = end - repeated
 
 
-def _states(
-    target: CausalTarget, windows: Sequence[TokenWindow], room: int
-) -> list[NDArray[np.float16]]:
+def _states(target: CausalTarget, windows: Sequence[TokenWindow]) -> list[NDArray[np.float16]]:
     """Return the keys f16 [n, H] of windows, in their order."""
-    keys: dict[int, NDArray[np.float16]] = {}
-    order = sorted(range(len(windows)), key=lambda i: -len(windows[i].tokens))
-    while order:  # longest first, so that little is padded
-        most = max(1, room // len(windows[order[0]].tokens))
-        part, order = order[:most], order[most:]
-        states = read_states(target, [windows[i].tokens for i in part])
-        for i, state in zip(part, states, strict=True):
-            keys[i] = _halved(state.of((LAST,))[0, -len(windows[i].values) :].float().cpu().numpy())
+    keys = {
+        i: _halved(state.of((LAST,))[0, -len(windows[i].values) :].float().cpu().numpy())
+        for i, state in read_states(target, [window.tokens for window in windows])
+    }
     return [keys[i] for i in range(len(windows))]
 
 

@@ -12,7 +12,6 @@ from ragspec.drafters.heads.head import DraftHead, states_size
 from ragspec.errors import InputError
 from ragspec.needs import LAST
 from ragspec.verification.causal import CausalTarget, read_states
-from ragspec.verification.tree_session import MOST_LOGITS
 
 SHORTEST = 4  # minimum tokens of a text to learn from
 NEAR = 16  # batches whose texts are sorted by length together
@@ -151,18 +150,14 @@ class StateReader:
     def read(self, numbers: Sequence[int]) -> StateRead:
         """Return the batch of the chunks with these numbers, the ends alone of too long ones."""
         states = {n: self._cache[n] for n in numbers if n in self._cache}
-        missing = sorted((n for n in numbers if n not in states), key=lambda n: len(self.chunks[n]))
-        while missing:
-            # The forward also computes the logits of all positions, which limits a batch.
-            most = max(1, MOST_LOGITS // (len(self.chunks[missing[-1]]) * self.target.vocab_size))
-            missing, part = missing[:-most], missing[-most:]
-            texts, taps = [self.chunks[number] for number in part], self._taps
-            read = read_states(self.target, texts, sorted(set(taps)))
-            for number, chunk_states in zip(part, read, strict=True):
-                states[number] = chunk_states.of(taps).to("cpu", torch.bfloat16)
-                if (size := states[number].nbytes) <= self._room:
-                    self._cache[number] = states[number]
-                    self._room -= size
+        missing = [n for n in numbers if n not in states]
+        texts = [self.chunks[n] for n in missing]
+        for i, read in read_states(self.target, texts, sorted(set(self._taps))):
+            number, chunk_states = missing[i], read.of(self._taps).to("cpu", torch.bfloat16)
+            states[number] = chunk_states
+            if (size := chunk_states.nbytes) <= self._room:
+                self._cache[number] = chunk_states
+                self._room -= size
         return self._together(numbers, [states[number] for number in numbers])
 
     def _together(self, numbers: Sequence[int], read: Sequence[torch.Tensor]) -> StateRead:

@@ -104,7 +104,7 @@ def test_positions_equal_those_of_generate() -> None:
 
 def test_hidden_states_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="hidden states"):
-        read_states(PathTarget(build(RECURRENT)), [[1, 2, 3]])
+        next(read_states(PathTarget(build(RECURRENT)), [[1, 2, 3]]))
 
 
 def test_drafts_are_trimmed_to_the_likeliest_path() -> None:

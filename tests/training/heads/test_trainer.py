@@ -280,7 +280,7 @@ def test_texts_with_too_many_logits_are_read_in_parts(monkeypatch: pytest.Monkey
     chunks = [text(24, seed) for seed in range(4)]
     whole = StateReader(target(), chunks).read(range(4))
     for logits in (2 * 24, 6):  # whole texts in parts, and their ends alone
-        for module in ("verification.tree_session", "training.batches"):
+        for module in ("verification.tree_session", "verification.causal"):
             monkeypatch.setattr(f"ragspec.{module}.MOST_LOGITS", logits * heads.VOCAB)
         parts = StateReader(target(), chunks).read(range(4))
         torch.testing.assert_close(parts.states, whole.states, atol=1e-6, rtol=1e-2)
