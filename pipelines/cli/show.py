@@ -88,15 +88,16 @@ def _compare(
     write: TextRunner, engine: Engine, sampling: Sampling, outcome: Result, terminal: Terminal
 ) -> Comparison | None:
     """Return the comparison with a plain run, None if that was interrupted."""
-    seeded = same_seed(sampling, outcome.generation)
+    seeded = replace(sampling, seed=outcome.generation.report.seed, n=1)
+    plainly = engine.with_drafter(None).with_limits(1)  # with another prefix cache
     try:
         with terminal.working("decoding plainly"):
-            plain = write(plain_engine(engine), seeded, discard, None, True).generation
+            plain = write(plainly, seeded, discard, None, True).generation
     except KeyboardInterrupt:
         return None
     if plain.finish_reason == "cancelled":  # a partial text would count as different
         return None
-    return compare(engine, outcome.generation, plain, sampling)
+    return compare(engine, outcome.generation, plain, seeded)
 
 
 def answer_result(question: str, answer: Answer, **facts: object) -> Result:
@@ -246,24 +247,14 @@ class Comparison:
         return f"{times}; the tokens part at number {at.index}, {margin}"
 
 
-def plain_engine(engine: Engine) -> Engine:
-    """Return an engine over the same model and tokenizer that decodes without speculation."""
-    return engine.with_drafter(None).with_limits(1)  # with another prefix cache
-
-
-def same_seed(sampling: Sampling, generation: Generation) -> Sampling:
-    """Return the settings with the seed that a generation used."""
-    return replace(sampling, seed=generation.report.seed, n=1)
-
-
 def compare(
     engine: Engine, speculative: Generation, plain: Generation, sampling: Sampling
 ) -> Comparison:
-    """Compare two generations of one prompt; run the model once if they differ."""
+    """Compare two generations of one prompt and seed; run the model once if they differ."""
     one, other, divergence = plain.report, speculative.report, None
     for index, (token, ours) in enumerate(zip_longest(plain.tokens, speculative.tokens)):
         if token != ours:
-            margin = margin_at(engine, plain, index, same_seed(sampling, speculative))
+            margin = margin_at(engine, plain, index, sampling)
             divergence = Divergence(index, token, ours, margin)
             break
     ratios: list[float | None] = [None, None]

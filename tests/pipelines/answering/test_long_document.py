@@ -14,7 +14,6 @@ from ragspec import Engine, Sampling
 from ragspec.drafters.heads.drafter import HeadDrafter
 from ragspec.errors import InputError, PromptTooLongError, RagspecError, StoreError
 from ragspec.pipelines import LongDocument
-from ragspec.pipelines.cli.show import plain_engine
 from ragspec.verification.causal import CausalTarget
 from tests.pipelines.answering.test_chunks import SAMPLINGS
 from tests.pipelines.answering.test_citations import check
@@ -123,7 +122,8 @@ def test_answers_quote_the_document_and_stream(tmp_path: Path) -> None:
     opened = LongDocument.open(text_file(tmp_path), request, prompt="quote")
     result = opened.ask(QUESTIONS[0], stream=chunks.append, prediction=TEXT, **INPUTS)
     assert "".join(chunks) == result.text
-    assert result.text == opened.over(plain_engine(request)).ask(QUESTIONS[0], **INPUTS).text
+    plainly = opened.over(request.with_drafter(None).with_limits(1))
+    assert result.text == plainly.ask(QUESTIONS[0], **INPUTS).text
     check(result.text, result.prompt, result.citations)
     assert len(result.citations) == 1 and result.support == "quoted"
 

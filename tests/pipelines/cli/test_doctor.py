@@ -12,7 +12,7 @@ import ragspec
 from ragspec import Engine, Generation, Sampling
 from ragspec.pipelines.cli import doctor
 from ragspec.pipelines.cli.app import main
-from ragspec.pipelines.cli.show import compare, margin_at, plain_engine, same_seed
+from ragspec.pipelines.cli.show import compare, margin_at
 from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.support import tiny
 from tests.support.command_line import Capture, output_of, run
@@ -63,10 +63,10 @@ def generate(engine: Engine, sampling: Sampling) -> Generation:
 def test_an_unseeded_run_is_repeated_with_its_seed(engine: Engine) -> None:
     sampling = Sampling(temperature=1.0)
     speculative = generate(engine, sampling)
-    plainly = plain_engine(engine)
-    plain = generate(plainly, same_seed(sampling, speculative))
-    assert plainly.model is engine.model and plain.report.drafted == 0
-    result = compare(engine, speculative, plain, sampling)
+    seeded = replace(sampling, seed=speculative.report.seed)
+    plain = generate(engine.with_drafter(None), seeded)
+    assert plain.report.drafted == 0
+    result = compare(engine, speculative, plain, seeded)
     assert result.equal and result.first_divergence is None
     assert result.ratio == pytest.approx(plain.report.seconds / speculative.report.seconds)
     decoding = plain.report.decode_seconds / speculative.report.decode_seconds
