@@ -13,7 +13,7 @@ from ragspec.pipelines.bench.answers import answers
 from ragspec.pipelines.bench.images import ImageBenchOptions, build_images
 from ragspec.pipelines.bench.prompts import bundled_items, items_of, read_turns
 from ragspec.pipelines.console import checks
-from ragspec.pipelines.console.options import PlaceOptions, silence_transformers
+from ragspec.pipelines.console.options import PlaceOptions, StoreOptions, silence_transformers
 from ragspec.pipelines.console.records import add_command, option, setting, split, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
@@ -26,6 +26,7 @@ class TextBenchOptions:
     """The variants of text decoding to compare, and their prompts."""
 
     place: PlaceOptions
+    stores: StoreOptions
     json: Path | None = option(None, "Write the rows to this JSON file.")
     model: str = option("starter", "Name or folder of the target model.")
     draft_model: str = option("starter-draft", "Name or folder of the draft model; '' for none.")
@@ -36,10 +37,6 @@ class TextBenchOptions:
         ",".join(measure.DEFAULT_VARIANTS),
         f"Comma-separated: {', '.join(measure.PEERS)} (@N: N draft tokens a step), plain, "
         "names of `ragspec drafters`, folders of heads. A plus sign fuses drafters.",
-    )
-    store: Path | None = option(None, "Store of text to draft from (`ragspec store build`).")
-    history: Path | None = option(
-        None, "Store of the model's own answers (`ragspec store from-answers`)."
     )
     budget: str = option("auto", "Draft nodes a step: 'auto' or a number.")
     items: int = option(64, "Most prompts of each category.", min=1)
@@ -55,18 +52,16 @@ class TextBenchOptions:
             check_saved_draft(self.draft_model, self.model)
         if self.data is not None:
             checks.check_paths(self.data)
-        checks.check_store(self.store, "corpus")
-        checks.check_store(self.history, "corpus")
         checks.check_budget(self.budget)
         if not split(self.variants):
             raise InputError("Expected --variants plain,auto or others, got none. Name some.")
-        drafters = set[str]()
+        drafters, stored = set[str](), self.stores.paths
         for name in split(self.variants):
             parts = measure.parts_of(name)
             checks.check_drafters(parts, (*measure.PEERS, "plain") if len(parts) == 1 else ())
-            checks.check_need("store", parts, self.store or self.history)
+            checks.check_need("store", parts, stored)
             drafters.update(parts)
-        if self.store or self.history:
+        if stored:
             checks.check_stored(drafters or {"plain"})
 
 
@@ -78,7 +73,6 @@ def text(options: TextBenchOptions) -> None:
     from ragspec.drafters.build import model_drafter
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.bench.variants import build_variants
-    from ragspec.pipelines.methods import open_sources
 
     silence_transformers()
     place = options.place.device, options.place.dtype
@@ -97,8 +91,7 @@ def text(options: TextBenchOptions) -> None:
         for group in measure.by_category(prompts).values()
         for each in group[: options.items]
     ]
-    stores = {"store": options.store, "history": options.history}
-    sources = open_sources(*stores.values(), tokenizer=engine.tokenizer, model=engine.model)
+    sources = options.stores.open(engine.tokenizer, engine.target)
     names = split(options.variants)
     built = build_variants(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
     if not built:
@@ -111,7 +104,7 @@ def text(options: TextBenchOptions) -> None:
     kinds = ("model", "draft_model", "budget", "repeats", "items")
     facts = {name: getattr(options, name) for name in kinds}
     facts |= {"dtype": str(engine.model.dtype), "device": str(engine.model.device)}
-    facts |= {name: path.name for name, path in stores.items() if path}
+    facts |= {name: path.name for name, path in options.stores.paths.items()}
     measure.show_results(rows, measure.choose_baseline(built), facts, options.json)
 
 

@@ -23,8 +23,11 @@ from ragspec.storage.filesystem import read_input
 from ragspec.storage.store import checked_scope, is_store
 
 if TYPE_CHECKING:
+    from ragspec.drafters.method import Sources
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.answering.docqa import DocQA, PromptSettings
+    from ragspec.types import Tokenizer
+    from ragspec.verification.causal import CausalTarget
 
 OF_MODEL = "model"  # the temperature of the model's generation config
 
@@ -98,7 +101,7 @@ class EngineOptions(PlaceOptions):
         """Load the models and open the stores; raise an error for one that does not fit."""
         from ragspec.drafters.build import model_drafter
         from ragspec.engine import engine
-        from ragspec.pipelines.methods import compose, open_sources
+        from ragspec.pipelines.methods import compose
         from ragspec.verification.open import load_target
 
         silence_transformers()
@@ -111,14 +114,7 @@ class EngineOptions(PlaceOptions):
             static=self.static,
             runtime=self.runtime,
         )
-        stores = stores or StoreOptions()
-        sources = open_sources(
-            stores.store,
-            stores.history,
-            tokenizer=tokenizer,
-            model=target.model if stores.store or stores.history else None,
-            scope=stores.tenant,
-        )
+        sources = (stores or StoreOptions()).open(tokenizer, target)
         if self.draft_model is not None:
             draft = model_drafter(self.draft_model, tokenizer, target).model
             sources = replace(sources, draft_model=draft)
@@ -144,10 +140,24 @@ class StoreOptions:
         checks.check_store(self.store, "corpus")
         checks.check_store(self.history, "corpus")
         checked_scope(self.tenant)
-        if self.tenant != "global" and not (self.store or self.history):
+        if self.tenant != "global" and not self.paths:
             raise InputError(
                 f"got tenant={self.tenant} and no store; expected --store or --set history= too."
             )
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The folders that were named, by the name of their option."""
+        folders = {"store": self.store, "history": self.history}
+        return {name: path for name, path in folders.items() if path is not None}
+
+    def open(self, tokenizer: "Tokenizer | None", target: "CausalTarget") -> "Sources":
+        """Open the stores; raise an error for one that does not fit the tokenizer or the model."""
+        from ragspec.pipelines.methods import open_sources
+
+        model = target.model if self.paths else None
+        folders = self.store, self.history
+        return open_sources(*folders, tokenizer=tokenizer, model=model, scope=self.tenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,9 +317,8 @@ class TextOptions:
     )
 
     def __post_init__(self) -> None:
-        stored = self.stores.store or self.stores.history
-        self.engine.check_needs(stored, self.supplied)
-        if stored:
+        self.engine.check_needs(self.stores.paths, self.supplied)
+        if self.stores.paths:
             checks.check_stored(split(self.engine.drafter))
 
     def read_prediction(self) -> dict[str, str]:

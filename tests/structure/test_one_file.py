@@ -17,7 +17,7 @@ from ragspec.pipelines.answering.answerer import Answerer, Question
 from ragspec.pipelines.bench.cli import TextBenchOptions
 from ragspec.pipelines.bench.images import parse_variant
 from ragspec.pipelines.cli.app import main
-from ragspec.pipelines.console.options import PlaceOptions
+from ragspec.pipelines.console.options import PlaceOptions, StoreOptions
 from ragspec.pipelines.methods import compose, method_rows
 from ragspec.pipelines.page.run_view import slots_of
 from ragspec.retrievers.search.fusion import as_retriever
@@ -78,7 +78,7 @@ def test_a_registered_drafter_drafts_and_is_listed() -> None:
     assert registry.resolve("drafter", "toy").method.paper == "none"
     assert [each.name for each in compose("toy", Sources())] == ["toy"]
     assert [each.name for each in build("toy", Sources())] == ["toy"]
-    assert TextBenchOptions(PlaceOptions(), variants="toy").variants == "toy"
+    assert TextBenchOptions(PlaceOptions(), StoreOptions(), variants="toy").variants == "toy"
     assert "the last token, repeated" in {cell for row in method_rows() for cell in row}
     assert slots_of(["toy"]) == {"toy": 6}
     assert Speculation(drafter="toy").drafter == "toy"
@@ -147,7 +147,7 @@ def test_entry_points_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.warns(UserWarning, match="got 'context', which ragspec has"):
         engine = Engine(model, drafter=["outside", "echo"], budget=4)
         result = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
-        TextBenchOptions(PlaceOptions(), variants="outside")  # is a known one
+        TextBenchOptions(PlaceOptions(), StoreOptions(), variants="outside")  # is a known one
         assert registry.resolve("drafter", "context").__name__ == "ContextDrafter"
     assert min(result.report.drafted_by_source[name] for name in ("outside", "echo")) > 0
     for kind, name in (("drafter", "absent"), ("drafter", "vague"), ("rule", "vague-rule")):

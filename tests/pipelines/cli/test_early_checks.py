@@ -166,7 +166,7 @@ CASES = [
     ("bench text --store docs", 8, "holds no store"),
     ("bench text --variants ''", 2, "Expected --variants plain,auto or others, got none"),
     ("bench text --variants plain,context --store a.store", 2, "does not draft from stores"),
-    ("bench text --variants hf-lookup@3 --history a.store", 2, "plain does not draft from"),
+    ("bench text --variants hf-lookup@3 -s history=a.store", 2, "plain does not draft from"),
     ("bench text --data rows.jsonl", 7, "rows.jsonl, line 1: cannot be read (KeyError('turns'))"),
     ("bench answers rows.jsonl --docs docs", 7, "'answer' looks like the answers"),
     ("bench image --variants lantern@1.2.3", 2, "got 'lantern@1.2.3'"),
