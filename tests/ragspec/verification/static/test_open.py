@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,34 +15,6 @@ from ragspec.verification.open import open_static, open_target
 from tests.ragspec.engine.test_engine import PROMPTS
 from tests.support import architectures, tiny
 from tests.support.noisy import NoisyTrees
-
-
-def test_threads_that_share_an_engine_get_correct_texts(model: Any) -> None:
-    engine = Engine(open_target(model, "eager"), budget=3)
-    expected = _tokens(Engine(model, drafter=None).generate(PROMPTS, max_new_tokens=12))
-    with ThreadPoolExecutor(4) as threads:
-        texts = threads.map(lambda prompt: engine.generate(prompt, max_new_tokens=12), PROMPTS)
-    assert _tokens(texts) == expected
-
-
-@pytest.mark.parametrize("how", ["cancel", "close", "drop"])
-def test_an_abandoned_stream_leaves_the_engine_usable(how: str, model: Any) -> None:
-    engine = Engine(open_target(model, "eager"), tiny.tokenizer(), budget=3)
-    expected = engine.generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens
-    stream = engine.stream(PROMPTS[0], max_new_tokens=12, ignore_eos=True)
-    next(stream)
-    next(stream)
-    written = stream.result.tokens
-    if how == "cancel":
-        stream.cancel()
-        list(stream)
-        assert stream.result.finish_reason == "cancelled"
-    elif how == "close":
-        stream.close()
-    assert len(written) < 12 and written == expected[: len(written)]
-    del stream
-    again = engine.generate([PROMPTS[1], PROMPTS[0]], max_new_tokens=12, ignore_eos=True)
-    assert again[1].tokens == expected
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -68,13 +39,6 @@ def test_texts_fill_the_context_and_no_more(architecture: str) -> None:
         other = Engine(open_target(model, static), budget=3)
         with pytest.raises(PromptTooLongError, match=rf"\b{limit}\b"):
             other.generate(prompts[0], max_new_tokens=9, ignore_eos=True)
-
-
-def test_auto_is_off_on_a_cpu(model: Any) -> None:
-    assert Engine(CausalTarget(model), budget=3).target.runner is None
-    engine = Engine(model, budget=3)
-    assert engine.target.runner is None
-    assert engine.generate(PROMPTS[0], max_new_tokens=3).report.static == "off"
 
 
 def test_unknown_modes_and_graphs_without_cuda_are_refused(model: Any) -> None:
