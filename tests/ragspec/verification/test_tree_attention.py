@@ -296,26 +296,17 @@ def test_models_may_share_a_configuration() -> None:
     assert one.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom"])
-def test_generating_leaves_the_model_unchanged(name: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom", "gptj"])
+def test_generate_is_right_during_a_lease_and_the_model_unchanged_after_it(name: str) -> None:
     model = copy.deepcopy(build(name))
-    before = local(model)
-    state, weights = state_of(model), copy.deepcopy(model.state_dict())
-    Engine(model, drafter="context", budget=6).generate(prompt(12, seed=1), max_new_tokens=8)
-    assert state_of(model) == state
-    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
-    assert local(model) == before
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "gptj"])
-def test_generate_is_right_during_a_lease(name: str) -> None:
-    model = copy.deepcopy(build(name))
-    before = local(model)
+    before, state, weights = local(model), state_of(model), copy.deepcopy(model.state_dict())
     with lease(model), CausalTarget(model).open(1, 32) as session:
         session.verify([prompt(12, seed=2)], [DraftTree.chain([1, 2], "test")])
         assert model.config._attn_implementation == NAME
         assert local(model) == before
         session.commit([(0,)])
+    assert state_of(model) == state
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
     assert local(model) == before
 
 
