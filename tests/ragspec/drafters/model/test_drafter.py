@@ -142,12 +142,6 @@ def test_targets_of_chains_read_each_branch_below_its_ancestors() -> None:
     assert torch.equal(*(each.read([*text, 7, 5]) for each in (cache, fresh)))
 
 
-def test_auto_budget_changes_no_token() -> None:
-    sampling = Sampling(temperature=0.8)
-    plain, _ = write(None, sampling, new=60)
-    assert write(ModelDrafter(alike()), sampling, new=60, budget=AutoBudget())[0] == plain
-
-
 def test_drafting_ends_at_the_draft_models_context_length() -> None:
     short = tiny.model(seed=0, dtype=torch.float64, max_position_embeddings=40)
     plain, _ = write(None, Sampling(), new=40)

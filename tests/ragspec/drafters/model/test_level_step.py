@@ -10,14 +10,10 @@ from torch._dynamo.utils import counters
 
 from ragspec import Engine, Sampling, load_model
 from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter, ModelSession
 from ragspec.drafters.model.forward_step import ForwardStep
 from ragspec.drafters.model.tree_shape import TreeShape
-from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.rules.base import Step
-from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_static, open_target
@@ -25,7 +21,6 @@ from tests.support import architectures, tiny
 from tests.support.loops import draft_request
 from tests.support.pretend import Pretend, pretend
 from tests.support.pretend_steps import check_drafting
-from tests.support.sessions import follow, prefill, static_session
 
 SHAPE = TreeShape.by_rank((3, 4, 3, 1))
 STEPS = 50
@@ -206,34 +201,6 @@ def test_the_text_is_that_of_plain_decoding(static: str, seed: int) -> None:
         assert result.tokens == plain.tokens
         assert any(len(step.tree) == 9 for step in result.steps)
         assert seed or result.report.accepted >= 18
-
-
-def test_a_fused_static_tree_changes_no_token() -> None:
-    plain = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=30)
-    both = Fuse([ContextDrafter(), ModelDrafter(model(), width=LEVELS, static="eager")])
-    engine = Engine(open_target(model(), "eager"), drafter=both, budget=12)
-    result = engine.generate(PROMPT, max_new_tokens=30)
-    assert result.tokens == plain.tokens and result.report.accepted >= 15
-
-
-def test_the_walk_follows_the_longer_of_two_equal_siblings() -> None:
-    static = open_static(CausalTarget(model()), "eager")
-    root, a, b, c = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=4).tokens
-    # One source has `a` with a wrong child, the other `a` again with the right children.
-    wrong = (b + 1) % tiny.VOCAB
-    tree = DraftTree.build([a, wrong, a, b, c], [-1, 0, -1, 2, 3], "two")
-    distribution = TokenDistribution(Sampling(), NoiseStream(0), len(PROMPT))
-    with static_session(static, 1, 64) as session:
-        prefill(session, PROMPT)
-        follow(session, [[root]], [tree], [distribution], [[*PROMPT, root]])
-        assert session._selection[0][1] == [a, b, c]
-        assert session.chosen is not None
-        chosen = session.chosen[0]
-        assert len(chosen) == 6
-        session.commit([(2, 3, 4)])
-        result = prefill(session, [chosen[5]])[0][-1]
-        expected = tiny.logits(model(), [*PROMPT, root, a, b, c, chosen[5]])[-1]
-    assert float((result - expected).abs().max()) < 1e-12
 
 
 def test_static_names_the_reason_for_usual_forwards() -> None:
