@@ -1,6 +1,5 @@
 """Generations and streams: their parts agree, and text arrives as soon as it is certain."""
 
-import threading
 import weakref
 from typing import Any
 
@@ -82,18 +81,6 @@ def test_characters_that_tokens_split_come_out_whole(bytewise: Engine) -> None:
     assert cut.result.finish_reason == "stop"
 
 
-def test_a_stop_string_never_appears_nor_a_part_of_it(plain: Engine) -> None:
-    text = plain.generate("ab cd", max_new_tokens=NEW).text
-    stop = text[10:14]
-    stream = plain.stream("ab cd", max_new_tokens=NEW, stop=[stop, "absent"])
-    display = ""
-    for piece in stream:
-        display += piece
-        assert text.startswith(display)
-        assert len(display) <= text.index(stop)
-    assert display == text[: text.index(stop)] == stream.result.text
-
-
 def test_text_held_back_for_a_stop_string_comes_at_the_end(plain: Engine) -> None:
     text = plain.generate("ab cd", max_new_tokens=NEW).text
     stream = plain.stream("ab cd", max_new_tokens=NEW, stop="absent text")
@@ -104,18 +91,6 @@ def test_text_held_back_for_a_stop_string_comes_at_the_end(plain: Engine) -> Non
     display += "".join(early)
     assert display == early.result.text
     assert early.result.finish_reason == "cancelled"
-
-
-def test_another_thread_may_cancel_a_stream(plain: Engine) -> None:
-    stream = plain.stream("ab cd", max_new_tokens=400)
-    text = next(stream)
-    thread = threading.Thread(target=stream.cancel)
-    thread.start()
-    thread.join()
-    text += "".join(stream)
-    assert stream.result.finish_reason == "cancelled"
-    assert stream.result.text == text
-    assert len(stream.result.tokens) <= 2
 
 
 def test_a_stream_has_its_text_after_an_interrupt(plain: Engine) -> None:

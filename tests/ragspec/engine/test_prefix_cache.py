@@ -20,7 +20,6 @@ from tests.ragspec.verification.test_causal import build_longrope
 from tests.support import tiny
 from tests.support.calls import failing, noted
 from tests.support.noisy import NoisyTrees
-from tests.support.sessions import shapes_fed
 
 FLOAT64 = torch.float64
 
@@ -54,18 +53,6 @@ def test_turns_with_and_without_the_cache_are_equal(
         # The next turn continues, or the last one is repeated, or the beginning is cut.
         text = [*text, *result.tokens, *tiny.prompt(7, seed=turn)]
         text = text[:-19] if turn == 2 else text[4:] if turn == 4 else text
-
-
-def test_only_new_tokens_are_read() -> None:
-    request = Engine(copy.deepcopy(tiny.model()), tiny.tokenizer(), None)
-    fed = shapes_fed(request.model)
-    first = request.generate(tiny.prompt(30), max_new_tokens=8)
-    text = [*tiny.prompt(30), *first.tokens, 5, 6]
-    fed.clear()
-    again = request.generate(text, max_new_tokens=4)
-    assert fed[0] == (1, 3)  # the last token that was written has not been read by the model
-    assert again.report.cached_tokens == len(text) - 3
-    assert again.report.to_dict()["cached_tokens"] == len(text) - 3
 
 
 def test_the_same_prompt_again_reads_its_last_token() -> None:
