@@ -89,11 +89,6 @@ def test_the_page_shows_searches(index: str, model: str, tmp_path: Path, capsys:
         assert ("Looked up" in page.read_text()) is (command == "ask-iterative")
 
 
-def test_a_search_without_a_dense_part_is_refused(index: str, model: str, capsys: Capture) -> None:
-    request = ["ask-iterative", "What?", "--docs", index, "--model", model, "-s", "search=dense"]
-    assert "no dense part" in output_of(capsys, *request, code=2).err
-
-
 def test_prompts_by_file_and_by_name(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
