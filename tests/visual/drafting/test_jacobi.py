@@ -3,7 +3,6 @@
 import copy
 from typing import Any, get_args
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,7 +16,6 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
 from ragspec.visual.drafting.jacobi import _RATES, _SECOND, Form, JacobiDrafter, JacobiSession
-from tests.support import tiny
 from tests.support.distributions import Distributions, DistributionTarget, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, target
@@ -127,30 +125,6 @@ def test_drafts_with_a_wrong_q_are_detected(monkeypatch: pytest.MonkeyPatch) -> 
     assert distributions.variation(outcomes, 3) > 1e-3
 
 
-def test_sampled_codes_follow_the_distribution_of_plain_sampling() -> None:
-    """End to end, through engine, processors and budget: a chi-square over the third code."""
-    model = tiny.model("llama", vocab_size=8, dtype=torch.float64)
-    sampling = Sampling(temperature=1.0, top_k=5, n=400, seed=2)
-    engine = Engine(model, drafter=JacobiDrafter(3, "sampled"), budget=3, rule="rejection")
-    results = engine.generate([1, 2, 3], sampling, max_new_tokens=4, ignore_eos=True)
-    expected = np.zeros(8)
-    distribution = TokenDistribution(Sampling(temperature=1.0, top_k=5), NoiseStream(0))
-
-    def after(text: list[int]) -> np.ndarray[Any, Any]:
-        return distribution.probabilities(tiny.logits(model, text)[-1:])[0].numpy()
-
-    for a, weight in enumerate(after([1, 2, 3])):
-        if weight:
-            for b, then in enumerate(after([1, 2, 3, a])):
-                if then:
-                    expected += weight * then * after([1, 2, 3, a, b])
-    match = np.bincount([result.tokens[2] for result in results], minlength=8)
-    likely = expected > 0.01
-    chi = ((match - 400 * expected)[likely] ** 2 / (400 * expected[likely])).sum()
-    assert chi < 24.3  # 7 degrees of freedom, one in a thousand
-    assert match[expected == 0.0].sum() == 0
-
-
 def test_fresh_positions_start_from_the_left_or_from_above() -> None:
     codes = [1, 2, 3, 4, 5]  # rows of three: 1 2 3 / 4 5
     left = session(JacobiDrafter(4, width=3)).propose(at(codes), 9)
@@ -202,16 +176,6 @@ def test_next_best_codes_stand_beside_the_chain_where_there_is_room() -> None:
     opened.observe(Step(tree, (3,), (50, 9), view=NumberedView()))  # type: ignore[arg-type]
     assert opened._seconds[0] > _SECOND
     assert before == pytest.approx((1.0 - _RATES[1]) * _SECOND)
-
-
-def test_branches_save_forwards() -> None:
-    model, lengths = faint(), []
-    for branches in (0, 2):
-        engine = Engine(model, drafter=JacobiDrafter(5, branches=branches), budget=9)
-        sampling = Sampling(temperature=1.0, n=8, seed=4)
-        sample = engine.generate(PROMPTS[0], sampling, **LONG)
-        lengths.append(sum(len(row.steps) for row in sample))
-    assert lengths[1] < 0.97 * lengths[0]
 
 
 def test_jacobi_reads_the_verdicts_of_its_codes_in_a_fused_tree() -> None:

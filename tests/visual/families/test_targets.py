@@ -77,14 +77,6 @@ def test_trees_draw_what_plain_decoding_draws(kind: str, sampling: Sampling) -> 
 
 
 @KINDS
-def test_targets_leave_the_attention_of_the_model_unchanged(kind: str) -> None:
-    instance = model(kind)
-    before = instance.config._attn_implementation
-    draw(Engine(target(kind), None, drafter=None), [0], Sampling())
-    assert instance.config._attn_implementation == before
-
-
-@KINDS
 def test_codes_beyond_the_picture_are_refused(kind: str) -> None:
     instance = target(kind)
     with pytest.raises(PromptTooLongError):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec import Engine, ModelDrafter, Sampling
-from ragspec.errors import InputError, PromptTooLongError, SamplingError, TokenizerMismatchError
+from ragspec.errors import InputError, PromptTooLongError, SamplingError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
@@ -117,16 +117,6 @@ def test_a_smaller_model_drafts(condition: str, draft_scale: float) -> None:
     assert sample.tokens == image_models.plain(model, 1, SAMPLED, 3)
     assert sample.report.label == "exact"
     assert sum(len(step.tree) for step in sample.steps) > ALL  # it did draft
-
-
-def test_a_draft_model_may_be_named_as_one() -> None:
-    model = image_models.model()
-    small = image_models.target(image_models.model(seed=7, layers=1))
-    engine = Engine(image_models.target(model), None, None, draft_model=small, budget=6)
-    assert draw(engine, 2).tokens == image_models.plain(model, 2, SAMPLED, 3)
-    other = image_models.target(image_models.model(book=30))
-    with pytest.raises(TokenizerMismatchError, match="30 token ids and the target 24"):
-        Engine(image_models.target(model), None, None, draft_model=other)
 
 
 def test_logits_of_a_tree_are_those_of_its_paths() -> None:
