@@ -1,7 +1,6 @@
 """`ragspec draw`: options, messages, exit codes."""
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +11,7 @@ from PIL import Image
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.draw import _slug, _write_new
 from ragspec.visual import ImagePipeline
-from tests.support import tiny_images, tiny_latents, tiny_masked
+from tests.support import tiny_images, tiny_masked
 from tests.support.command_line import Capture, output_of
 
 
@@ -40,18 +39,6 @@ def draw(*arguments: object) -> dict[str, Any]:
     figures = out.with_suffix(".json")
     assert main(["draw", *map(str, arguments[:-1]), "--out", str(out), "--json", str(figures)]) == 0
     return dict(json.loads(figures.read_text(encoding="utf-8")))
-
-
-@pytest.mark.parametrize(("kind", "rule"), list(product(("latents", "masked"), (None, "near"))))
-def test_latents_are_sampled(tmp_path: Path, kind: str, rule: str | None) -> None:
-    saved = (tiny_latents if kind == "latents" else tiny_masked).save(tmp_path / kind)
-    more = () if rule is None else ("--rule", rule, "-s", "r=0")
-    subject = ("--class", "1", "--model", saved, "-s", "steps=4", *more)
-    result = draw(*subject, "--seed", 1, tmp_path / "out")
-    assert result["settings"].items() >= ({"steps": 4} | ({} if rule is None else {"r": 0})).items()
-    assert result["forwards"] > 0
-    if kind == "masked" and rule is None:  # sampled as published, without drafts
-        assert result["label"] == "exact"
 
 
 def test_a_saved_pipeline_draws_with_its_settings_and_a_random_seed(

@@ -99,14 +99,6 @@ def test_drafters_without_prompt_needs_observe_no_prefill(holder: str) -> None:
     assert quiet.prompts == late.prompts == []
 
 
-@pytest.mark.parametrize("holder", [None, *HOLDERS])
-def test_sessions_without_observe_prefill_work_beside_others(holder: str | None) -> None:
-    steps = FixedDrafter([1], "steps")  # its session does not define observe_prefill
-    learner = Recording("learner", Needs.union([BEST, HIDDEN]))
-    generate(steps if holder is None else HOLDERS[holder](learner, steps))
-    assert steps.observed
-
-
 def row_of(drafter: Drafter, prompt: list[int]) -> Sequence:
     distribution = TokenDistribution(Sampling(), NoiseStream(0), len(prompt))
     row = loops.sequence(prompt, 4, distribution, drafter)
