@@ -106,21 +106,6 @@ def test_a_target_may_be_the_draft_model() -> None:
         build(None, PathTarget(tiny.model("llama")))
 
 
-class Stored(NoisyTrees):
-    """A drafter over a store of the model "a"."""
-
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        if model != "a":
-            raise errors.StoreError("made with another model")
-
-
-def test_fits_checks_nested_stores() -> None:
-    nested = Fuse([NoisyTrees({}), Fuse([Stored({})])])
-    nested.fits("a")
-    with pytest.raises(errors.StoreError, match="another model"):
-        nested.fits("b")
-
-
 DELEGATE_REQUEST = DraftRequest((1, 2), 20)
 DELEGATE_PLACE = DraftContext([1, 2], 2, 50)
 HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {

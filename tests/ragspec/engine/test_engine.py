@@ -229,11 +229,6 @@ def test_copies_of_an_engine_have_separate_callbacks() -> None:
     assert len(message) == len(copies)
 
 
-def test_a_rule_that_cannot_judge_the_drafter_is_refused(model: Any) -> None:
-    with pytest.raises(RuleError, match="walk"):
-        Engine(model, drafter="context", rule="rejection")
-
-
 def test_wrong_arguments_are_named_before_a_model_is_loaded(model: Any) -> None:
     with pytest.raises(InputError, match="unknown argument 'foo'"):
         Engine.from_pretrained("nosuch", foo=1)
