@@ -95,6 +95,23 @@ def test_a_resumed_text_may_have_another_prompt_and_continues_its_noise() -> Non
     assert again.tokens[:19] != went_on.tokens[6:]
 
 
+def test_pieces_of_paused_streams_join_without_the_stop_string() -> None:
+    request = engine("auto")
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+    whole = request.generate(tiny.prompt(), **options)
+    options["stop"] = request.tokenizer.decode(whole.tokens[21:25])
+    whole = request.generate(tiny.prompt(), **options)
+    chunks, written = list[str](), list[int]()
+    while True:
+        stream = request.stream(tiny.prompt(), resume_from=written, stop_after=3, **options)
+        chunks.extend(stream)
+        written = stream.result.tokens
+        if stream.result.finish_reason != "paused":
+            break
+    assert "".join(chunks) == whole.text
+    assert written == whole.tokens
+
+
 def test_listeners_receive_whole_texts_alone() -> None:
     request, finished = engine(), list[Generation]()
     request.on_finish(finished.append)

@@ -212,6 +212,18 @@ def test_lumina_draws_rows_after_the_size(drafter: Any, negative: Any, tmp_path:
         ImagePipeline.from_pretrained(folder)
 
 
+@KINDS
+def test_drafters_and_batches_change_no_image(kind: str) -> None:
+    message, request = {"guidance_scale": SCALE, **sized(kind)}, PROMPTS[1:]
+    plain = opened(kind, None)(request, generator=dice(), num_images_per_prompt=2, **message)
+    for drafter in ("auto", ["jacobi", tiny_prompted.model(kind, 1)]):
+        pipe = opened(kind, drafter, batch_size=3)
+        out = pipe(request, generator=dice(), num_images_per_prompt=2, **message)
+        assert torch.equal(out.codes, plain.codes) and out.label == "exact"
+        assert out.stats.forwards < plain.stats.forwards
+        assert torch.equal(pipe(request[0], generator=dice(), **message).codes[0], plain.codes[0])
+
+
 def test_neighbours_are_those_of_the_code_book_of_the_model() -> None:
     for kind in FAMILIES:
         rule = opened(kind, rule="lantern", neighbours=3).rule

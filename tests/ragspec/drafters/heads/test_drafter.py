@@ -125,6 +125,15 @@ def test_training_pays(temperature: float) -> None:
     assert trained > fresh + 0.2
 
 
+def test_drafts_with_the_noise_are_accepted_more_often_than_blind_ones() -> None:
+    target, head = CausalTarget(heads.model()), heads.trained()
+    coupled, blind = (
+        accepted(target, HeadDrafter(head, target, min_expected_gain=0.0, mode=mode), SAMPLED)
+        for mode in ("coupled", "deterministic")
+    )
+    assert coupled > blind
+
+
 @pytest.mark.parametrize(
     ("mode", "rule", "width"),
     [("sampled", "rejection", 1), ("sampled-without-replacement", "without-replacement", 3)],
