@@ -19,7 +19,9 @@ from ragspec.verification.reading import Taps
 from ragspec.verification.sequence_cache import Layers, SequenceCache
 
 MAX_BYTES = 256 << 20
-OF_ALL = frozenset({*vars(nn.Module()), "forward"})  # attributes of every module
+CAPTURE = "transformers.utils.output_capturing"  # its hooks do nothing in our forwards
+CAPTURES = "_output_capturing_hooks_installed"
+OF_ALL = frozenset({*vars(nn.Module()), "forward", CAPTURES})  # attributes of every module
 LENDER = "ragspec.verification.cpu_weights"  # gives modules another forward for a block
 PLAIN = bool, int, float, str, type(None)
 BLOCK = 16  # shorter common prefixes are read again
@@ -214,18 +216,22 @@ def model_state(model: nn.Module) -> list[object]:
     for module in model.modules():
         values = vars(module).copy()  # other threads may run the model
         replaced = getattr(values.get("forward"), "__module__", LENDER) != LENDER
-        state += (id(module), type(module), replaced, _hooks_of(module))
+        state += (id(module), type(module), replaced, hooks_of(module))
         state += [_plain(each) for name, each in values.items() if name not in OF_ALL]
         weights = *module._parameters.values(), *module._buffers.values()
         state += [weight_state(each) for each in weights if each is not None]
     return state
 
 
-def _hooks_of(module: nn.Module) -> list[int]:
-    """Return the numbers of a module's hooks that may change its forward: all but `Taps`."""
-    before = [*module._forward_pre_hooks.items()]
+def hooks_of(module: nn.Module) -> list[int]:
+    """Return the numbers of a module's hooks that may change its forward.
+
+    Neither `Taps` do, nor those that transformers leaves after a call that asked for states.
+    """
+    before, after = [*module._forward_pre_hooks.items()], [*module._forward_hooks.items()]
     owners = [(n, getattr(getattr(hook, "func", None), "__self__", None)) for n, hook in before]
-    return [*(n for n, owner in owners if not isinstance(owner, Taps)), *module._forward_hooks]
+    numbers = [n for n, owner in owners if not isinstance(owner, Taps)]
+    return numbers + [n for n, hook in after if getattr(hook, "__module__", "") != CAPTURE]
 
 
 def _plain(value: object) -> object:

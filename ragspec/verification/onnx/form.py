@@ -11,6 +11,7 @@ from ragspec.models.onnx_session import missing_package
 from ragspec.models.supported import layer_windows
 from ragspec.types import PreTrainedConfig, PreTrainedModel
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.prefix_cache import hooks_of
 from ragspec.verification.reading import asks_for_length
 
 TABLES = "cosines", "sines"
@@ -121,6 +122,6 @@ def _customised(model: nn.Module) -> str:
         plain = all(type(each.data) is Tensor for each in module.parameters(recurse=False))
         replaced = "forward" in module.__dict__ or module._compiled_call_impl is not None
         other = name.endswith(("_proj", "lm_head")) and type(module) not in (nn.Linear, BlockLinear)
-        if module._forward_hooks or module._forward_pre_hooks or replaced or other or not plain:
+        if hooks_of(module) or replaced or other or not plain:
             return f"its {name or 'model'} was changed"
     return ""
