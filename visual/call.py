@@ -10,7 +10,7 @@ from torch import Tensor
 from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError, pluralize
 from ragspec.registry import did_you_mean
-from ragspec.sampling.settings import checked_count, plain_value, whole
+from ragspec.sampling.settings import checked_count, checked_seed, plain_value
 from ragspec.visual.checks import check_setting
 from ragspec.visual.models.raster import Raster
 
@@ -109,14 +109,10 @@ class ImageCall:
                 )
             draws = (torch.randint(1 << 62, (1,), generator=g, device=g.device) for g in generators)
             return [int(draw) for draw in draws]
-        if (first := whole(self.seed)) is not None:
+        if _is_one(self.seed):
+            first = checked_seed(self.seed, count)
             return list(range(first, first + count))
-        values = None if _is_one(self.seed) else [whole(each) for each in self.seed]  # type: ignore[union-attr]
-        if values is None or len(values) != count or None in values:
-            raise InputError(
-                f"got seed={self.seed!r} for {pluralize(count, 'image')}; expected one, or as many."
-            )
-        return [seed for seed in values if seed is not None]
+        return [checked_seed(each) for each in one_each(self.seed, count, "seed")]
 
     def scales(self, usual: float, count: int) -> list[float]:
         """Return each image's guidance scale; raise InputError for wrong ones, or not one each."""

@@ -21,7 +21,7 @@ from ragspec.pipelines.console import checks
 from ragspec.pipelines.console.options import PlaceOptions, number_or_name
 from ragspec.pipelines.console.records import option, setting, split, split_drafters
 from ragspec.registry import expect_known
-from ragspec.sampling.settings import whole
+from ragspec.sampling.settings import checked_seed, whole
 from ragspec.visual import checks as visual
 from ragspec.visual.loading import check_drafts, find_folder, read_kind
 
@@ -89,6 +89,7 @@ class ImageBenchOptions:
         if self.guidance is not None:
             visual.check_setting("guidance_scale", self.guidance)
         visual.check_setting("temperature", self.temperature)
+        checked_seed(self.seed, self.images)
         folder = find_folder(self.model)
         kind = read_kind(folder.target)
         for name in split(self.variants) if kind in visual.KINDS else ():

@@ -19,7 +19,7 @@ from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import argument, option, split_drafters, takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import entries, expect_known, names
-from ragspec.sampling.settings import fresh_seed
+from ragspec.sampling.settings import checked_seed, fresh_seed
 from ragspec.storage.filesystem import check_folder, write_output
 from ragspec.visual import checks as visual
 from ragspec.visual.loading import check_drafts, class_labels, find_folder, read_kind
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 KEY = "ragspec"
 NAME_LETTERS = 40  # most letters of the subject in a file name
 PLACE, SIZE = ("device", "dtype"), ("height", "width")
-LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +87,8 @@ class DrawOptions:
                 raise InputError("Expected a prompt of some words, got the prompt ''.")
         check_place(self.settings().get("device", "auto"))
         check_dtype(self.settings().get("dtype", "auto"))
-        most = MOST_SEED + 1 - self.n * len(self.subjects)  # each image has a seed
-        if self.seed is not None and not LEAST_SEED <= self.seed <= most:
-            raise InputError(f"Expected --seed from {LEAST_SEED} to {most}, got {self.seed}.")
+        if self.seed is not None:
+            checked_seed(self.seed, self.n * len(self.subjects))
         if self.budget is not None:
             checks.check_budget(self.budget)
         if self.guidance is not None:

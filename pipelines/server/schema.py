@@ -165,7 +165,7 @@ class TextRequest(Body):
     n: Samples | None = None
     stop: Stop | Stops | None = None
     stop_token_ids: Annotated[list[Int], Field(max_length=MOST_STOPS)] | None = None
-    seed: Annotated[Int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    seed: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -209,7 +209,7 @@ class ImageRequest(Body):
     n: Samples | None = None
     size: Annotated[str, Field(pattern=SIZE)] | None = None
     response_format: Literal["b64_json"] | None = None
-    seed: Annotated[Int, Field(ge=0, le=(1 << 63) - 1)] | None = None
+    seed: Int | None = None
     negative_prompt: Annotated[str, Field(max_length=4000)] | None = None
     guidance_scale: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None

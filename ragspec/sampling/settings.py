@@ -109,11 +109,7 @@ class Sampling:
         seed: Any = plain_value(self.seed)
         listed = hasattr(seed, "__getitem__") and not isinstance(seed, (str, bytes, Mapping))
         seeds = tuple(seed) if listed else (seed,)
-        if any(each is not None and whole(each) is None for each in seeds):
-            raise SamplingError(
-                f"seed is {seed!r}, expected a whole number, one for each prompt, or None"
-            )
-        numbers = tuple(map(whole, seeds))
+        numbers = tuple(None if each is None else checked_seed(each) for each in seeds)
         object.__setattr__(self, "seed", numbers if listed else numbers[0])
 
     @property
@@ -258,6 +254,18 @@ def checked_count(count: object, name: str, least: int = 1) -> int:
     number = whole(count)
     if number is None or number < least:
         raise InputError(f"{name} is {count!r}; expected a whole number, at least {least}.")
+    return number
+
+
+def checked_seed(seed: object, count: int = 1) -> int:
+    """Return a seed as an int, the first of `count` successive ones; all are of 64 bits, signed.
+
+    Raises:
+        SamplingError: It is not whole or out of range. The noise repeats every 2^64 seeds.
+    """
+    number, least, most = whole(seed), -(1 << 63), (1 << 63) - count
+    if number is None or not least <= number <= most:
+        raise SamplingError(f"seed is {seed!r}; expected a whole number from {least} to {most}.")
     return number
 
 

@@ -25,7 +25,7 @@ from ragspec.drafters.heads.head import DraftHead, check_head, taps_of
 from ragspec.drafters.heads.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
 from ragspec.needs import LAST, Needs, match
-from ragspec.sampling.settings import checked_count, checked_number
+from ragspec.sampling.settings import checked_count, checked_number, checked_seed
 from ragspec.training.batches import SHORTEST, Batches, StateRead, StateReader, seeded
 from ragspec.training.files import CHECKPOINT, PART
 from ragspec.training.loss import Teacher, head_loss
@@ -77,6 +77,7 @@ class HeadTraining:
         counts |= {name: 1 for name in sizes if getattr(self, name) is not None}
         for name, least in counts.items():
             checked_count(getattr(self, name), name, least)
+        checked_seed(self.seed)
         limits = [name for name in ("learning_rate", "seconds") if getattr(self, name) is not None]
         for name in ("noise", "weight_decay", *limits):
             checked_number(getattr(self, name), name, _LEAST if name in limits else 0.0)

@@ -161,8 +161,9 @@ def test_seeds_are_one_or_as_many_as_the_prompts() -> None:
         count = pluralize(len(seeds), "seed")
         with pytest.raises(SamplingError, match=f"got {count} for 2 prompts"):
             read(Sampling(seed=seeds))  # type: ignore[arg-type]
-    for wrong in ({5}, {5: 1}, "5", b"5", 1.0, [None, "5"]):
-        with pytest.raises(SamplingError, match="expected a whole number, one for each prompt"):
+    read(Sampling(seed=[-(1 << 63), (1 << 63) - 1]))  # of 64 bits everywhere, as with OpenAI
+    for wrong in ({5}, {5: 1}, "5", b"5", 1.0, [None, "5"], 1 << 63, [0, -(1 << 63) - 1]):
+        with pytest.raises(SamplingError, match=rf"a whole number from -{1 << 63} to \d{{18}}7\."):
             Sampling(seed=wrong)  # type: ignore[arg-type]
 
 
