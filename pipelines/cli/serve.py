@@ -1,7 +1,7 @@
 """`ragspec serve`: a model behind OpenAI's protocol."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,9 @@ class ServeOptions:
         if len({Path(image).name for image in self.images}) < len(self.images):
             got = ", ".join(self.images)
             raise InputError(f"got --images {got}; expected each name once. Rename a folder.")
-        self.engine.check_needs()
+        self.engine.check_needs(self.store)
+        if "rapid" in split(self.engine.drafter):
+            raise InputError("got drafter rapid; expected another, as requests have one prompt.")
 
 
 @takes_records
@@ -62,7 +64,8 @@ def load(options: ServeOptions, terminal: Terminal) -> "Serving":
     from ragspec.pipelines.server.serving import Serving
 
     with terminal.working("loading the model"):
-        loaded = options.engine.load_engine()
+        names = [name for name in split(options.engine.drafter) if name != "rest"]  # see `Serving`
+        loaded = replace(options.engine, drafter=",".join(names) or "none").load_engine()
     images = {Path(n).name: visual.ImagePipeline.from_pretrained(n) for n in options.images}
     for each in images.values():
         each.set_progress_bar_config(disable=True)  # the log has a line for each request

@@ -117,7 +117,7 @@ def _read(body: schema.TextRequest, engine: Engine, logprobs: int | None) -> Gen
     if body.prediction is not None:
         if body.drafter == "none":
             raise InputError("got a prediction and drafter none; expected one: leave one out.")
-        request.options["prediction"] = text = schema.text_of(body.prediction.content)
+        request.options["prediction"] = text = schema.text_of(body.prediction.content, "")
         longest = CHARACTERS * (engine.target.max_length or LONGEST)
         if len(text) > longest:
             raise InputError(

@@ -100,9 +100,10 @@ class Part(Body):
 Content = Text | Annotated[list[Part], Field(max_length=1000)]
 
 
-def text_of(content: str | list[Part] | None) -> str:
-    """Return the text of a content, its parts joined."""
-    return "".join(part.text for part in content) if isinstance(content, list) else content or ""
+def text_of(content: str | list[Part] | None, separator: str = "\n") -> str:
+    """Return the text of a content; vLLM and llama.cpp's server join the parts by newlines, too."""
+    parts = [part.text for part in content] if isinstance(content, list) else [content or ""]
+    return separator.join(parts)
 
 
 class Message(Body):
@@ -246,10 +247,20 @@ def ignored_fields(body: Body) -> dict[str, str]:
             raise ApiError(400, f"expected at most {MOST_IGNORED} further fields, of short names.")
         near = difflib.get_close_matches(SYNONYMS.get(name, name), known, 1, 0.8)
         if name in refused or near:
-            hint = f"Did you mean {near[0]}?" if near else "This server does not support it here."
+            hint = f"Did you mean {near[0]}?" if near else _reason(name)
             raise ApiError(400, f"{path}: expected none. {hint}", "unsupported", path)
         names[plain] = None
     return {"X-Ignored-Fields": ", ".join(names)} if names else {}
+
+
+def _reason(name: str) -> str:
+    """Return why a field has no effect where it stands."""
+    if name in (CONTINUES, ANSWERS):
+        return "A last message of the assistant is continued, unless blank; others are answered."
+    homes: dict[str, type[Body]] = {"chat/completions": ChatRequest}
+    homes |= {"completions": CompletionRequest, "images/generations": ImageRequest}
+    routes = [f"/v1/{route}" for route, kind in homes.items() if name in kind.model_fields]
+    return f"It is a field of {' and '.join(routes) or 'no route of this server'}."
 
 
 def _unknown_fields(body: Body, path: str) -> Iterator[tuple[str, object, list[str]]]:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from ragspec.retrievers.corpus.index import CorpusIndex
     from ragspec.visual.pipeline import ImagePipeline
 
+# The methods whose sources join the drafts of every request, and what else a request drafts from.
+JOINED: Mapping[str, Sequence[str]] = {"model": (), "fused": ("context",), "rest": ()}
+OPTIONS = {"draft model": "--draft-model MODEL", "store": "--store NAME=FOLDER"}
 MOST = 64  # engines in memory; the least recently used one is dropped with its statistics
 Names = str | Sequence[str] | None
 T = TypeVar("T")
@@ -116,16 +119,21 @@ class Serving:
     ) -> "Engine":
         if not names:
             return self.engine.with_drafter(None, budget)
-        methods = {name for name, method in listed().items() if not method.needs}
-        if self._draft_models:
-            methods.add("model")
         if "none" in names:
             raise InputError(f"got the drafter {names}; expected none by itself. Leave it out.")
+        sources = {"draft model": self._draft_models, "store": stores}
+        lacks = {
+            name: [need for need in method.needs if name not in JOINED or not sources[need]]
+            for name, method in listed().items()
+        }
         for name in names:
-            # The server's default may be a folder.
-            if name not in methods and names != self.default[0]:
-                raise UnknownNameError(unknown("drafter", name, ["none", *sorted(methods)]))
-        chosen = [name for name in names if name != "model"]
+            if name not in lacks and names == self.default[0]:
+                continue  # a folder
+            if lacks.get(name) != []:
+                known = ["none", *(each for each, missing in lacks.items() if not missing)]
+                why = f" Start the server with {OPTIONS[lacks[name][0]]}." if name in JOINED else ""
+                raise UnknownNameError(unknown("drafter", name, known) + why)
+        chosen = [part for name in names for part in JOINED.get(name, (name,))]
         drafters = compose(chosen, Sources(), self.engine.target)
         drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         return self.engine.with_drafter([*drafters, *self._draft_models], budget)

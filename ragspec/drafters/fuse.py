@@ -64,13 +64,13 @@ def within(drafter: Drafter) -> Iterator[Drafter]:
         yield from within(inner)
 
 
-def match_drafter(drafter: Drafter, offered: Capabilities) -> None:
+def match_drafter(drafter: Drafter, offered: Capabilities, name: str | None = None) -> None:
     """Raise an error unless a target meets the needs of a drafter, see `match`.
 
-    The message names the innermost drafter that has the need.
+    The message names the innermost drafter that has the need, else `name`, by default its own.
     """
     lacking = [each.name for each in within(drafter) if offered.lacking(each.needs)]
-    name = lacking[-1] if lacking else drafter.name
+    name = lacking[-1] if lacking else name or drafter.name
     match(f"drafter {name!r}", drafter.needs, offered, drafter.kind)
 
 

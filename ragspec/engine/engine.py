@@ -353,7 +353,9 @@ class Engine(AbstractContextManager["Engine", None]):
         offered = replace(self.target.capabilities, kinds=self.rule.accepts, judge=name)
         match(name, self.rule.needs, offered)
         if self.drafter is not None:
-            match_drafter(self.drafter, offered)
+            parts = drafter if isinstance(drafter, list | tuple) else [drafter or "model"]
+            name = ", ".join(getattr(each, "name", str(each)) for each in parts)
+            match_drafter(self.drafter, offered, name)
             if self.cost is None and self.budget.needs_cost:
                 self.cost = copy.deepcopy(self.target.known_cost)
                 if self.cost is None:

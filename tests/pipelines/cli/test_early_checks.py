@@ -213,6 +213,7 @@ CASES = [
     ("serve --images tile", 5, "Did you mean 'tiles'"),
     ("serve --drafter rest", 2, "rest got no store; expected one"),
     ("serve --drafter rapid", 2, "rapid got no draft model"),
+    ("serve --drafter rapid --draft-model starter", 2, "requests have one prompt"),
     ("serve --model nowhere-at-all", 5, "nowhere-at-all"),
     ("serve --host 0.0.0.0", 2, "--key"),
     ("serve --host 192.0.2.1 --key a", 2, "cannot listen on 192.0.2.1:8000"),

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from ragspec.drafters.heads.files import save_head
+from ragspec.engine.engine import Engine
 from ragspec.pipelines.cli.serve import ServeOptions, load
 from ragspec.pipelines.console.options import EngineOptions, SearchOptions
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
+from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 from tests.support.served import NAME, engine, post, served
@@ -42,6 +44,19 @@ def test_a_server_drafts_with_the_head_of_a_folder(tmp_path: Path, beside: str |
         other = post(client, {**REQUESTS, "drafter": str(model)})
         assert other.status_code == 400 and other.json()["error"]["code"] == "unknown_name"
     result.close(0.0)
+
+
+@pytest.mark.parametrize("name", ["fused", "model", "rest"])
+def test_a_method_may_use_the_sources_of_the_server(name: str) -> None:
+    draft = tiny.model("llama", dtype=torch.float64)
+    serving = Serving(Engine(engine().model, tiny.tokenizer(), None, draft), NAME)
+    serving.stores["a"] = Mock(drafter=Mock(return_value=SuffixDrafter()))
+    expected = ["context"] * (name == "fused") + ["suffix", "model"]
+    for chosen in (name, None):
+        drafter = serving.engine_of("tenant", chosen).drafter
+        assert drafter is not None and [each.name for each in drafter.drafters] == expected
+        serving.default = ((name,), "auto")
+    serving.close(0.0)
 
 
 def test_requests_do_not_measure_costs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,14 @@ def test_copies_of_an_engine_have_separate_callbacks() -> None:
     assert len(message) == len(copies)
 
 
+def test_a_rule_that_cannot_judge_the_drafter_is_refused(model: Any) -> None:
+    names: list[Any] = ["context", "model", "fused", "auto", None, ["context", "model"]]
+    for name in names:  # as the caller wrote it
+        listed = ", ".join(name) if isinstance(name, list) else name or "model"
+        with pytest.raises(RuleError, match=rf"\(drafter '{listed}'\).* rule='walk'"):
+            Engine(model, drafter=name, draft_model=model, rule="rejection")
+
+
 def test_wrong_arguments_are_named_before_a_model_is_loaded(model: Any) -> None:
     with pytest.raises(InputError, match="unknown argument 'foo'"):
         Engine.from_pretrained("nosuch", foo=1)
