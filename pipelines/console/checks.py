@@ -129,7 +129,8 @@ def check_need(need: str, drafters: Iterable[str], there: object) -> None:
     """Raise InputError if a drafter needs a store or a draft model and none is there."""
     for name in drafters:
         if name in NEEDS[need] and not there:
-            raise InputError(f"{name} got no {need}; expected one. Give it with {SOURCES[need]}.")
+            got = f"drafter {name} got no {need}"
+            raise InputError(f"{got}; expected one. Give it with {SOURCES[need]}.")
 
 
 def check_stored(drafters: Collection[str], stored: Collection[str] = STORED) -> None:

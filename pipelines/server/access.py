@@ -97,7 +97,8 @@ class RequestLimits:
                 log.exception("%s failed (request %s)", what, name)
             if status:
                 raise
-            await error_response(error)(scope, receive, counted)
+            response = await error_response(None, error)
+            await response(scope, receive, counted)
         finally:
             # Bodies that never came are counted alone: a thousand of them should fill no log.
             if status not in (0, 408) and scope["path"] != "/health":

@@ -76,14 +76,11 @@ class Routes:
 
     async def models(self) -> Response:
         """List the models."""
-        names = [self.served.name, *self.served.images]
-        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
+        data = [await self.model(name) for name in (self.served.name, *self.served.images)]
+        return JSONResponse({"object": "list", "data": data})
 
-    async def model(self, name: str) -> Response:
+    async def model(self, name: str) -> dict[str, object]:
         """Return one model."""
-        return JSONResponse(self._model(name))
-
-    def _model(self, name: str) -> dict[str, object]:
         served = self.served
         record: dict[str, object] = {"id": name, "object": "model", "created": served.created}
         if name not in served.images:

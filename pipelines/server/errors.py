@@ -25,6 +25,7 @@ STORE, TEXT = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", r"\S"
 EXPECTED = MappingProxyType(
     dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a JSON object")
     | {"extra_forbidden": "none", "missing": "a value", TEXT: "some text"}
+    | {"string_unicode": "whole characters"}
     | {SIZE: "auto or a size in pixels such as 256x256", TOKEN: "a token id as the name"}
     | {STORE: "up to 64 letters, digits, dots, dashes and underscores, a letter or digit first"}
 )
@@ -107,18 +108,14 @@ def naming_field(body: BaseModel) -> Iterator[None]:
         raise failure from error
 
 
-def error_response(error: Exception) -> JSONResponse:
+async def error_response(request: Request | None, error: Exception) -> JSONResponse:
     """Return the response to a request that failed."""
     failure = as_api_error(error)
     return JSONResponse(failure.body(), failure.status_code, failure.headers)
 
 
-async def _answer(request: Request, error: Exception) -> JSONResponse:
-    return error_response(error)
-
-
 HANDLERS: dict[int | type[Exception], Any] = dict.fromkeys(
-    (errors.RagspecError, RequestValidationError, HTTPException), _answer
+    (errors.RagspecError, RequestValidationError, HTTPException), error_response
 )
 
 

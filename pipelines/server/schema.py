@@ -97,13 +97,13 @@ class Part(Body):
     text: Text
 
 
-Content = Text | Annotated[list[Part], Field(max_length=1000)]
+Content = Text | Annotated[list[Part | Text], Field(max_length=1000)]  # LangChain sends both
 
 
-def text_of(content: str | list[Part] | None, separator: str = "\n") -> str:
+def text_of(content: Content | None, separator: str = "\n") -> str:
     """Return the text of a content; vLLM and llama.cpp's server join the parts by newlines, too."""
-    parts = [part.text for part in content] if isinstance(content, list) else [content or ""]
-    return separator.join(parts)
+    parts = content if isinstance(content, list) else [content or ""]
+    return separator.join(part if isinstance(part, str) else part.text for part in parts)
 
 
 class Message(Body):
@@ -257,10 +257,10 @@ def _reason(name: str) -> str:
     """Return why a field has no effect where it stands."""
     if name in (CONTINUES, ANSWERS):
         return "A last message of the assistant is continued, unless blank; others are answered."
-    homes: dict[str, type[Body]] = {"chat/completions": ChatRequest}
-    homes |= {"completions": CompletionRequest, "images/generations": ImageRequest}
-    routes = [f"/v1/{route}" for route, kind in homes.items() if name in kind.model_fields]
-    return f"It is a field of {' and '.join(routes) or 'no route of this server'}."
+    kinds: dict[str, type[Body]] = {"/v1/chat/completions": ChatRequest}
+    kinds["/v1/completions"] = CompletionRequest
+    routes = [route for route, kind in kinds.items() if name in kind.model_fields]
+    return f"It is a field of {' and '.join(routes)}." if routes else "It is not supported."
 
 
 def _unknown_fields(body: Body, path: str) -> Iterator[tuple[str, object, list[str]]]:

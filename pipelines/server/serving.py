@@ -17,6 +17,7 @@ from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, ModelError, QueueFullError, StoreError, UnknownNameError
 from ragspec.pipelines.answering.docqa import DocQA
+from ragspec.pipelines.console.checks import check_need
 from ragspec.pipelines.methods import compose
 from ragspec.pipelines.server import errors, metrics, prompting, streams
 from ragspec.pipelines.server.settings import ServerSettings
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
     from ragspec.retrievers.corpus.index import CorpusIndex
     from ragspec.visual.pipeline import ImagePipeline
 
-# The methods whose sources join the drafts of every request, and what else a request drafts from.
+# The methods whose source joins the drafts of every request, and what else they draft from.
 JOINED: Mapping[str, Sequence[str]] = {"model": (), "fused": ("context",), "rest": ()}
-OPTIONS = {"draft model": "--draft-model MODEL", "store": "--store NAME=FOLDER"}
 MOST = 64  # engines in memory; the least recently used one is dropped with its statistics
 Names = str | Sequence[str] | None
 T = TypeVar("T")
@@ -119,20 +119,15 @@ class Serving:
     ) -> "Engine":
         if not names:
             return self.engine.with_drafter(None, budget)
+        methods = {name for name, method in listed().items() if not method.needs} | JOINED.keys()
         if "none" in names:
             raise InputError(f"got the drafter {names}; expected none by itself. Leave it out.")
-        sources = {"draft model": self._draft_models, "store": stores}
-        lacks = {
-            name: [need for need in method.needs if name not in JOINED or not sources[need]]
-            for name, method in listed().items()
-        }
         for name in names:
-            if name not in lacks and names == self.default[0]:
-                continue  # a folder
-            if lacks.get(name) != []:
-                known = ["none", *(each for each, missing in lacks.items() if not missing)]
-                why = f" Start the server with {OPTIONS[lacks[name][0]]}." if name in JOINED else ""
-                raise UnknownNameError(unknown("drafter", name, known) + why)
+            # The server's default may be a folder.
+            if name not in methods and names != self.default[0]:
+                raise UnknownNameError(unknown("drafter", name, ["none", *sorted(methods)]))
+        check_need("draft model", names, self._draft_models)
+        check_need("store", names, stores)
         chosen = [part for name in names for part in JOINED.get(name, (name,))]
         drafters = compose(chosen, Sources(), self.engine.target)
         drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]

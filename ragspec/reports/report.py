@@ -72,10 +72,6 @@ class Retrieval:
             f"over {pluralize(self.strides, 'stride')}{right}{back}."
         ) + (" Repeated queries had other answers." if self.changed else "")
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the counts and events as JSON types."""
-        return asdict(self) | {"search_ms": {str(n): ms for n, ms in self.search_ms.items()}}
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -205,7 +201,9 @@ class Report:
         facts: dict[str, Any] = {name: getattr(self, name) for name in names}
         facts["budget_sizes"] = {str(size): n for size, n in sorted(self.budget_sizes.items())}
         facts["milliseconds"] = {k: round(v, 4) for k, v in self.milliseconds.items()}
-        facts["retrieval"] = None if self.retrieval is None else self.retrieval.to_dict()
+        if (searches := self.retrieval) is not None:
+            times = {str(count): each for count, each in searches.search_ms.items()}
+            facts["retrieval"] = asdict(searches) | {"search_ms": times}
         facts["speculative_decoding"] = {
             "mean_acceptance_length": self.mean_accepted_length,
             "draft_acceptance_rate": self.draft_acceptance_rate,

@@ -148,18 +148,13 @@ def damaged(path: Path | str, error: Exception) -> InputError:
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
     for number, row in enumerate(read_input(path, "the trace").split("\n"), 1):
-        if not row.strip():
-            continue
         try:
-            line = json.loads(row)
-            if not isinstance(line, dict):
-                raise ValueError(f"a {type(line).__name__} is not a JSON object")
-        except ValueError as error:
-            raise InputError(
-                f"line {number} of {str(path)!r} is not JSON of a trace ({error}): expected one "
-                "object in each line. Write the trace again."
+            if row.strip():
+                yield {**json.loads(row)}
+        except (TypeError, ValueError) as error:
+            raise damaged(
+                path, ValueError(f"line {number} is not a JSON object: {error}")
             ) from error
-        yield line
 
 
 def _read_step(line: Mapping[str, Any]) -> Step:

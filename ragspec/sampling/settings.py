@@ -81,8 +81,7 @@ class Sampling:
             value = plain_value(getattr(self, name))
             if value is None and optional:
                 continue
-            number = value if isinstance(value, int | float) else None
-            if number is None or isinstance(value, bool) or not low <= number <= high:
+            if not (is_number(value) and low <= value <= high):
                 off = "; 0 is off" if isinstance(low, int) and not low else ""
                 raise SamplingError(f"{name} is {value!r}, expected a number, {low} to {high}{off}")
             if isinstance(low, int) and not isinstance(value, int):

@@ -272,7 +272,7 @@ CASES = [
     ("store build rows.jsonl --out s.store", 2, "rows.jsonl, line 2 holds int"),
     ("store from-answers empty.jsonl --out s.store", 7, "empty.jsonl holds no rows"),
     ("report none.jsonl", 2, "the trace none.jsonl cannot be read"),
-    ("report docs/a.txt", 2, "line 1 of 'docs/a.txt' is not JSON"),
+    ("report docs/a.txt", 2, "line 1 is not a JSON object"),
     (f"{ASK} --trace docs/a.txt", 2, "docs/a.txt holds something else"),
     ("generate a --trace q.jsonl", 2, "q.jsonl holds something else"),
     ("report q.jsonl -o q.jsonl", 2, "q.jsonl holds something else"),

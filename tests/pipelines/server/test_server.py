@@ -72,7 +72,8 @@ def test_several_prompts_and_token_ids(client: httpx.Client, instance: Engine) -
 
 def test_a_chat_is_written_with_the_chat_template(client: httpx.Client, instance: Engine) -> None:
     system, user = {"role": "system", "content": "Be short."}, "Where does\nit come from?"
-    parts = [{"type": "text", "text": text} for text in user.split("\n")]
+    first, last = user.split("\n")
+    parts = [{"type": "text", "text": first}, last]  # LangChain sends both
     messages = [system, {"role": "user", "content": parts}]
     selection = instance.generate([system, {"role": "user", "content": user}], max_new_tokens=20)
     body = {"model": NAME, "messages": messages, "temperature": 0, "max_completion_tokens": 20}
