@@ -103,9 +103,7 @@ def _show_version(selection: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        Option(
-            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
-        ),
+        Option("--version", callback=_show_version, is_eager=True, help="Print version and exit."),
     ] = False,
     debug: Annotated[bool, Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:

@@ -5,7 +5,7 @@ The PNG text "ragspec" of every image has the settings that determine it. No fil
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import count, islice
@@ -107,9 +107,7 @@ class DrawOptions:
         alone = kind == "imagegpt" or kind not in visual.KINDS  # may draw without conditions
         if bool(self.prompt) == bool(self.classes) and (self.prompt or not alone):
             got = "both" if self.prompt else "neither"
-            raise InputError(
-                f"Expected a prompt or --class, got {got}. Give 'red heart', or --class 3."
-            )
+            raise InputError(f"Expected a prompt or --class, got {got}. Give 'sun', or --class 3.")
         if kind not in visual.KINDS:  # of another package's family
             return
         if self.rule or folder.index is None:
@@ -153,9 +151,7 @@ class DrawOptions:
         for text in self.setting:
             name, _, value = text.partition("=")
             name = name.strip().replace("-", "_").replace("lambda", "lam")
-            convert: Callable[[str], Any] = (
-                str if name in PLACE else int if name in whole else float
-            )
+            convert: type[Any] = str if name in PLACE else int if name in whole else float
             try:
                 settings[name] = convert(value)
             except ValueError as error:

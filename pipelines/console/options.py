@@ -235,9 +235,7 @@ class SearchOptions:
         parser=checks.filled_path,
     )
     embedder: str | None = setting(None, EMBEDDER)
-    reranker: str | None = setting(
-        None, "Cross-encoder that orders the first hits of a search anew."
-    )
+    reranker: str | None = setting(None, "Cross-encoder that reorders the first hits of a search.")
 
     def __post_init__(self) -> None:
         checks.check_paths(*self.docs)

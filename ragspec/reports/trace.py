@@ -152,9 +152,8 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
             if row.strip():
                 yield {**json.loads(row)}
         except (TypeError, ValueError) as error:
-            raise damaged(
-                path, ValueError(f"line {number} is not a JSON object: {error}")
-            ) from error
+            line = ValueError(f"line {number} is not a JSON object: {error}")
+            raise damaged(path, line) from error
 
 
 def _read_step(line: Mapping[str, Any]) -> Step:

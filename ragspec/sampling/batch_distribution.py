@@ -78,16 +78,14 @@ class BatchDistribution:
             token, pads the rows.
     """
 
-    def __init__(
-        self, rows: int, vocab_size: int, device: torch.device | str, longest: int
-    ) -> None:
-        self.size, self.shape = vocab_size, DistributionShape()
+    def __init__(self, rows: int, size: int, device: torch.device | str, longest: int) -> None:
+        self.size, self.shape = size, DistributionShape()
         self._padding = TokenDistribution(Sampling(), NoiseStream(0))
         self._distributions = [self._padding] * rows
         self._known: list[int | None] = [0] * rows  # tokens of each text that are passed on
-        self.fresh: NDArray[np.int64] = np.full((rows, FRESH), vocab_size)
+        self.fresh: NDArray[np.int64] = np.full((rows, FRESH), size)
         self._penalties: BatchPenalties | None = None  # made for the first row that has penalties
-        self._tokens = torch.arange(vocab_size, device=device)
+        self._tokens = torch.arange(size, device=device)
         self._indices = torch.arange(longest, device=device)
         self._keys = torch.zeros(rows, longest, dtype=torch.int64, device=device)
         self._numbers = torch.ones(3, rows, 1, 1, dtype=torch.float64, device=device)

@@ -75,9 +75,7 @@ def test_langchain_continues_a_conversation(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("package", ["openai", "@ai-sdk/openai-compatible", "@ai-sdk/openai"])
-def test_a_node_client_continues_a_conversation(
-    client: OpenAI, instance: Engine, package: str
-) -> None:
+def test_a_node_client_continues_a_chat(client: OpenAI, instance: Engine, package: str) -> None:
     node = shutil.which("node") or pytest.skip("node is not installed")
     script = str(Path(__file__).with_name("clients.cjs"))
     command = [node, script, package, str(client.base_url), NAME]

@@ -29,13 +29,12 @@ def instance() -> Engine:
 
 @pytest.mark.parametrize("usage", [False, True])
 def test_a_stream_has_no_text_after_its_finish_reason(client: httpx.Client, usage: bool) -> None:
-    whole = post(client, {**CHAT, "max_tokens": 24}).json()["choices"][0]["message"]["content"]
+    body = {**CHAT, "max_tokens": 24}
+    whole = post(client, body).json()["choices"][0]["message"]["content"]
     openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0)
     options: Any = {"stream_options": {"include_usage": True}} if usage else {}
     text, rest = "", []
-    with openai.chat.completions.create(
-        **{**CHAT, "max_tokens": 24}, stream=True, **options
-    ) as chunks:
+    with openai.chat.completions.create(**body, stream=True, **options) as chunks:
         for chunk in chunks:
             if chunk.choices[0].finish_reason:
                 assert not chunk.choices[0].delta.content
@@ -43,9 +42,7 @@ def test_a_stream_has_no_text_after_its_finish_reason(client: httpx.Client, usag
             text += chunk.choices[0].delta.content or ""
         rest = list(chunks)
     assert text == whole
-    assert [(each.choices, each.usage is not None) for each in rest] == (
-        [([], True)] if usage else []
-    )
+    assert [(each.choices, each.usage is not None) for each in rest] == [([], True)] * usage
     lines = events(post(client, {**TEXT, "stream": True, **options}))
     assert [bool(each["choices"]) for each in lines[-2:]] == [True, not usage]
     assert ("metrics" in lines[-1]) is usage

@@ -137,9 +137,7 @@ def test_a_chat_without_text_and_template_is_refused() -> None:
         ({**CHAT, "max_tokens": None, "max_completion_tokens": 512}, "max_completion_tokens"),
     ],
 )
-def test_errors_state_the_context_length(
-    client: httpx.Client, body: dict[str, Any], param: str
-) -> None:
+def test_errors_state_the_context(client: httpx.Client, body: dict[str, Any], param: str) -> None:
     error = post(client, body).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert error["message"].startswith("This model's maximum context length is 512 tokens, but ")

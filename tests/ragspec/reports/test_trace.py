@@ -128,10 +128,11 @@ def test_a_tree_with_equal_siblings_is_read(path: Path) -> None:
         ("not json\n{}\n", "line 1"),
         ("[]\n", "not a JSON object"),
         ('{"format": "ragspec-trace", "version": 1}\n', "damaged"),
+        ("\xff\xfe\x00", "text file"),
     ],
 )
 def test_files_that_are_no_traces_are_refused(path: Path, content: str, message: str) -> None:
-    path.write_text(content)
+    path.write_text(content, "latin-1")
     with pytest.raises(InputError, match=message):
         read_trace(path)
 
@@ -165,10 +166,6 @@ def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
         read_trace(tmp_path / "absent.jsonl")
     with pytest.raises(InputError, match="nowhere"):
         write_trace(tmp_path / "nowhere" / "trace.jsonl", run(), letters)
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="text file"):
-        read_trace(binary)
 
 
 def texts_of(tokens: list[int], end: int | None = None) -> list[str]:

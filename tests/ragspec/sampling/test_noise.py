@@ -142,7 +142,6 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (1.0,),
     "min_new_tokens": (-1,),
     "n": (0, 1.5),
-    "seed": ("abc", 0.5, [1, 2.5]),
     "do_sample": (True, "", ()),
     "defaults": ({"top_k": 5}, 5),
 }

@@ -142,10 +142,7 @@ def model_that_asks(**request: Any) -> Any:
 def theirs(model: Any, **call: Any) -> list[list[int]]:
     """Return what transformers writes greedily after each prompt alone."""
     settings = {"max_new_tokens": NEW, "do_sample": False, "num_beams": 1, **call}
-    texts = (
-        (len(prompt), model.generate(torch.tensor([prompt]), **settings)) for prompt in PROMPTS
-    )
-    return [text[0, start:].tolist() for start, text in texts]
+    return [model.generate(torch.tensor([p]), **settings)[0, len(p) :].tolist() for p in PROMPTS]
 
 
 def ours(model: Any, sampling: Sampling | None = None, **options: Any) -> list[list[int]]:

@@ -236,12 +236,9 @@ def test_spaces_that_a_tokenizer_removes_are_held_back() -> None:
     words = ["it", "'s", "go", ".", "n't", "STOP", "it"]
     tokens = [tokenizer("word-piece").convert_tokens_to_ids(word) for word in words]
     output = TextOutput(tokenizer("word-piece"), (), ["STOP"])
-    pieces = []
-    for token in tokens:
-        output.push([token])
-        pieces.append(output.piece())
-    assert "".join([*pieces, output.piece(ends=True)]) == "it's go.n't "
-    assert output.stopped and not any("STOP" in piece for piece in pieces)
+    written = pieces(output, tokens)
+    assert "".join([*written, output.piece(ends=True)]) == "it's go.n't "
+    assert output.stopped and not any("STOP" in piece for piece in written)
 
 
 def test_spaces_that_three_tokens_remove_are_held_back() -> None:
