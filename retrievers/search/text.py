@@ -20,40 +20,50 @@ CASELESS = "\u05d0-\u06d3\u10d0-\u10ff\uac00-\ud7af\u0900-\u0dff\u3040-\u30ff\u3
 CLOSING = r"(?:[\"”“’')\]*_¹²³⁰-⁹†‡]|\[(?:\w{1,3}|\d[\d ,–-]+|[a-z]+ \w+)\]|\^\(?[\d,*†‡]+\)?)*+"
 UPPER = "".join(filter(str.isupper, map(chr, range(0xC0, 0x2000))))
 CAPITAL = f"A-Z0-9{CASELESS}{UPPER}"
-# Abbreviations, ordinals and numbers of items: a sentence goes on after them. Small words may begin
-# with a capital.
-_ABBREVIATIONS = r"""Mr Mrs Ms Messrs dr prof profa St Ste Sta Lt Col Gen Capt Maj Adm Cpl Rev Hon
-Rep Pres Bros Sgt Gov Sen Mt Ft Sr Sra Srta Dra Lic Sig Avv dott Hr Fr Fa Ing Dipl Mme Mlle MM Nr
-Skt dhr mevr mgr inż MUDr Fig Univ vs cf e\.g i\.e d\.\sh u\.\sa h\.\sc d\.h u\.a v\.a h\.c o\.ä
-z\.T med kath ej [e]x ca approx vgl bzw evtl ggf inkl insb zzgl sog Mio Mrd EE av ul np bijv o\.a
-bl\.a f\.eks tj tzv tzw m\.in ул им акад проф обл пос пгт св (?<!и\s)т\.[екн] (?<!и\s)т\.\s[екн]
-(?<!\d\s)[гморс] \d\.\s\d \d\.\s\d\d डॉ पं श्री प्रो திரு"""
+# Abbreviations, ordinals and numbers of items: a sentence goes on after them, as after a short word
+# of small letters behind a bracket, such as "(lit.". Small words may begin with a capital.
+_ABBREVIATIONS = r"""Mr Mrs Ms Messrs dr prof profa St Ste Sta Sto Lt Col Gen Capt Maj Adm Cpl Rev
+Hon Rep Pres Bros Sgt Gov Sen Mt Ft Sr Sra Srta Dra Lic Sig Avv Amm Dir(?=\.\s[A-Z]\w\w+\.)
+Geom Mons Gral Arq dott Hr Fr Fa Ing Dipl Mme Mlle MM Nr Skt dhr mevr mgr drs inż [A-Z]\wDr Fig Univ
+vs cf e\.g i\.e [d]\.\sh u\.\sa h\.\sc z\.T med kath ej [e]x ca approx vgl bzw evt evtl ggf inkl
+insb zzgl sog Mio Mrd EE av ul np nap[rř] resp popř příp sv godz zob tzn bijv bl\.a f\.eks esim tj
+tzv tzw m\.in p\.es ad\ses per\ses s[éè]c sécs ул им акад проф обл пос пгт св дж див вул
+(?<!\d\s)см (?<!и\s)т\.[екн] (?<!и\s)т\.\s[екн] (?<!\d\s)[гморс] \d\.\s\d \d\.\s\d\d डॉ पं श्री प्रो திரு"""
 ABBREVIATIONS = [re.sub("^[a-zа-яś]", r"(?i:\g<0>)", each) for each in _ABBREVIATIONS.split()]
 ARTICLES = "[Dd](?:er|ie|as|em|en|es)|[Vv]om|[Zz]u[mr]|bis", "[Ii]m|(?<!I )am"
 ORDINALS = [rf"(?:{each})\s{digits}" for each in ARTICLES for digits in (r"\d", r"\d\d")]
-NUMBERS = [r"^\d", r"^\d\d", r"^[A-Za-z]", r"[?!]\s[A-Z]", r"\s\s\d", r"\s\s\d\d", r"\d\s[adnv]"]
-NUMBERS += [r"[\n*][*_]\w"]
-BEFORE = [rf"\b{each}" for each in (*ABBREVIATIONS, *ORDINALS)] + NUMBERS
-GOES_ON = "".join(rf"(?<!{each}\.)" for each in BEFORE)
-BEFORE_NUMBER = r"""no nos nr núm pp pág págs pag vol vols ch chap [ck]ap sec sect abs abschn art eq
-eqs tab abb fig figs bd lit ziff anm t[eé]l fax aprox max min mind jan feb mar apr jun jul aug sep
-sept o[ck]t nov de[cz] ver ed est al blz kl ref refs secs thm lem prop cor def рис табл стр гл
-[^\W\d_]"""
-NUMBERED = "|".join([rf"(?<=\b{each}\.)" for each in BEFORE_NUMBER.split()] + [r"(?<=str\.)"])
+ORDINALS += [rf"(?:{ARTICLES[0]}|auf|bei|für|mit|von)\sm(?:ax|in)"]
+SMALL = rf"[^\W\d_A-Z{UPPER}]"
+BEFORE = [rf"\b{each}" for each in (*ABBREVIATIONS, *ORDINALS)]
+BEFORE += [rf"(?<!\S)[(\[]{SMALL}{{{count}}}" for count in range(1, 7)]
+BEFORE += [r"^\d", r"^\d\d", r"^[A-Za-z]", r"[?!]\s[A-Z]", r"\s\s\d", r"\s\s\d\d", r"\d\s[adnv]"]
+GOES_ON = "".join(rf"(?<!{each}\.)" for each in (*BEFORE, r"[\n*][*_]\w"))
+# Before a number, so does it after consonants alone, such as "pp." and "стр.", but not "5 km.".
+BEFORE_NUMBER = r"""no nos núm n[°º] p[aá]g p[aá]gs vol vols chap [ck]ap sec sect abs abschn art eq
+eqs tab abb fig figs lit ziff anm t[eé]l fax ext apt aprox max min mind kl jan feb mar apr jun jul
+aug sep sept o[ck]t nov de[cz] ver ed est al ref refs secs lem prop cor def geb gest nar рис табл
+корп тел оф [^\W\d_]"""
+NUMBERED = "|".join(rf"(?<=\b{each}\.)" for each in BEFORE_NUMBER.split())
+CONSONANTS = "b-df-hj-np-tv-xzčšžřłńśźżćçñđб-джзйк-нп-тф-щ"
+BARE = rf"(?<!\d\s)(?<![^\s(])(?!Ltd)[{CONSONANTS}B-DF-HJ-NP-TV-Z][{CONSONANTS}]"
+NUMBERED = "|".join((f"(?i:{NUMBERED})", *(rf"(?<={BARE}{{{count}}}\.)" for count in (1, 2, 3))))
 # An initial ends a sentence only before a word that often begins one.
 INITIAL = f"[A-HJ-Z{UPPER.replace('Ä', '')}\u05d0-\u06d3\u10d0-\u10ff]"
 _FIRST_WORDS = """A After All Although And As At Because Before Both But By Each For From He How If
 However In It Its Many Most No Not On Our She Since Some Such That The Their Then There These They
 This Those To We What When While With You Aber Als Auch Bei Damit Dann Das Der Die Diese Dieses Dort
-Ein Eine Er Es Für Im Mit Nach Sie Wenn Wir Elle Il Ils В Но На Он Она Они Это"""
+Ein Eine Er Es Für Im Mit Nach Sie Wenn Wir Elle Il Ils La Ale Co Gdy Jest Kiedy Na Nie Po Tak W
+В Но На Он Она Они Это"""
 BEGINS = rf"{CLOSING}\s+(?:{'|'.join(_FIRST_WORDS.split())})\s+(?!and\b|et\b|&)"
-GOES_ON += rf"(?!(?:(?<=\b{INITIAL}\.)|(?<=\b[A-Z]\.\sI\.))(?!{BEGINS}))"
+GOES_ON += rf"(?!(?:(?<=\b{INITIAL}\.)|(?<=\b[A-Z]\.\sI\.)|(?<=\bim\.))(?!{BEGINS}))"
 GOES_ON += r"(?!(?<=\b[^\W\d_]\.)\s+[^\W\d_]\.)"  # z. B.
+DOTTED = [rf"(?<=(?<![\w.]){SMALL}\.{rest}\.)" for rest in (SMALL, rf"{SMALL}\.{SMALL}")]
+GOES_ON += rf"(?!(?:{'|'.join(DOTTED)})(?<![ap]\.m\.)(?<!т\.[дп]\.)(?!{BEGINS}))"  # e.g.
 GOES_ON += r"(?!(?<=\b[ap]\.m\.)\s+(?:(?:[FMSW]|T[hu])[a-z]+day|[A-Z]{2,4})\b)"  # 9 a.m. Monday
 MONTHS = "Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
 DATE = rf"(?<=\d\.)\s+(?:\d\d?\.(?:\s|\d{{4}})|(?:{MONTHS}|Jahrhundert)\b)"  # 3. Mai, 3. 5. 2024
 SENTENCE_BREAK = re.compile(
-    rf"(?<=[.!?])(?={CLOSING}\s){GOES_ON}(?!{DATE})(?!(?i:{NUMBERED})\s+[(\[]?(?:\d|[IVX]{{2,}}\b))"
+    rf"(?<=[.!?])(?={CLOSING}\s){GOES_ON}(?!{DATE})(?!(?:{NUMBERED})\s+[(\[]?(?:\d|[IVX]{{2,}}\b))"
     rf"{CLOSING}\s+(?=[\"“„«‘'(\[¿¡]?[*_]*[{CAPITAL}])"
     rf"|(?<=[{STOPS}])(?<!\d．)(?![^《「『（“》」』）”\n]{{1,99}}[》」』）”])"  # within brackets
     rf"[”’」』）]*(?![”’」』）{STOPS}]|(?<=[」』])と)"
