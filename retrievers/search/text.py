@@ -23,12 +23,12 @@ CAPITAL = f"A-Z0-9{CASELESS}{UPPER}"
 # Abbreviations, ordinals and numbers of items: a sentence goes on after them, as after a short word
 # of small letters behind a bracket, such as "(lit.". Small words may begin with a capital.
 _ABBREVIATIONS = r"""Mr Mrs Ms Messrs dr prof profa St Ste Sta Sto Lt Col Gen Capt Maj Adm Cpl Rev
-Hon Rep Pres Bros Sgt Gov Sen Mt Ft Sr Sra Srta Dra Lic Sig Avv Amm Dir(?=\.\s[A-Z]\w\w+\.)
-Geom Mons Gral Arq dott Hr Fr Fa Ing Dipl Mme Mlle MM Nr Skt dhr mevr mgr drs inż [A-Z]\wDr Fig Univ
-vs cf e\.g i\.e [d]\.\sh u\.\sa h\.\sc z\.T med kath ej [e]x ca approx vgl bzw evt evtl ggf inkl
-insb zzgl sog Mio Mrd EE av ul np nap[rř] resp popř příp sv godz zob tzn bijv bl\.a f\.eks esim tj
-tzv tzw m\.in p\.es ad\ses per\ses s[éè]c sécs ул им акад проф обл пос пгт св дж див вул
-(?<!\d\s)см (?<!и\s)т\.[екн] (?<!и\s)т\.\s[екн] (?<!\d\s)[гморс] \d\.\s\d \d\.\s\d\d डॉ पं श्री प्रो திரு"""
+Hon Rep Pres Bros Sgt Gov Sen Mt Ft Sr Sra Srta Dra Lic Sig Avv Amm Dir(?=\.\s[A-Z]\w\w+\.) Geom
+Mons Gral Arq dott Hr Fr Fa Ing Dipl Mme Mlle MM Nr Skt dhr mevr mgr drs inż [A-Z]\wDr Fig Univ vs
+cf e\.g i\.e [d]\.\sh u\.\sa h\.\sc z\.T med kath ej [e]x ca approx vgl bzw evt evtl ggf inkl insb
+zzgl sog Mio Mrd EE av ul np nap[rř] resp popř příp sv godz zob tzn bijv bl\.a f\.eks esim tj tzv
+tzw m\.in p\.es ad\ses per\ses s[éè]c sécs ул им акад проф обл пос пгт св дж див вул (?<!\d\s)см
+(?<!и\s)т\.[екн] (?<!и\s)т\.\s[екн] (?<!\d\s)[гморс] \d\.\s\d \d\.\s\d\d डॉ पं श्री प्रो திரு"""
 ABBREVIATIONS = [re.sub("^[a-zа-яś]", r"(?i:\g<0>)", each) for each in _ABBREVIATIONS.split()]
 ARTICLES = "[Dd](?:er|ie|as|em|en|es)|[Vv]om|[Zz]u[mr]|bis", "[Ii]m|(?<!I )am"
 ORDINALS = [rf"(?:{each})\s{digits}" for each in ARTICLES for digits in (r"\d", r"\d\d")]
