@@ -20,7 +20,7 @@ K1, B = 1.2, 0.75  # saturation of repeated words, and by how much the length co
 TITLE = 0.3  # weight of the score that a title has among the titles
 FIRST = 5  # letters
 PARTS = "data", "indices", "indptr"
-WORDS = "words-3.json"  # a higher number with every change of `words_of`
+WORDS = "words-4.json"  # a higher number with every change of `words_of`
 Parts = Mapping[str, NDArray[np.number]]
 FILES = (WORDS, *(f"{name}.npy" for name in PARTS))
 

@@ -99,6 +99,16 @@ into is it its of on or that the their there these this to was were what when wh
 whose why will with you your"""
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 Span = tuple[int, int]
+# Ends of words that are no plurals, of plurals and of their singulars; the first that fits counts.
+_PLURALS = r"""([su]s|[st]is|(?<!t)axis|(?:^bi|ali|nv|tl)as|^(?:len|new|serie|specie)s)=\1
+(ss|sh|x|zz|(?<!ca|da|ha|ni|pa|sy)(?<!^a)ch)(?<!^ax)es=\1
+(^ax|[ao]lys|cris|thes|gnos|nops|llips)es=\1is
+((?<!^[fhtw])(?<!sh|ob)(?<!can)o|(?:^g|^bi|ali|nv|tl)as|^lens)es=\1
+((?:^b|ib|vir|[ct]at|amp|foc|on|ens|irc|hor|ct|in)us)es=\1 (^|^wo)men=\1man (^child)ren=\1
+(mov|ook|zomb|calor|hood|self|smooth|neckt|prair)ies=\1ie (?<=..)(?<![ae])ies=y
+(^kni|^wi|[ed]wi)ves=\1fe (wol|shel|^hal|^el|^cal|^sel|loa|thie|scar|dwar|whar)ves=\1f
+(^ind|vert|vort|^cod)ices?=\1ex (matr|append|^hel)ices?=\1ix (?<=...)s="""
+PLURALS = [(re.compile(f"{p}$"), s) for p, _, s in (e.rpartition("=") for e in _PLURALS.split())]
 
 
 def words_of(text: str) -> list[str]:
@@ -155,11 +165,10 @@ def _without_marks(text: str) -> str:
 
 
 def stem(word: str) -> str:
-    """Remove an English plural ending (Harman's s-stemmer, 1991)."""
-    if len(word) > 4 and word.endswith("ies") and word[-4] not in "ae":
-        return word[:-3] + "y"
-    if len(word) > 3 and word.endswith("s") and word[-2] not in "us":
-        return word[:-1]
+    """Return the singular of an English word (Harman's s-stemmer, 1991, with usual exceptions)."""
+    for plural, singular in PLURALS if word.endswith(("s", "ice", "en")) else ():
+        if plural.search(word):
+            return plural.sub(singular, word)
     return word
 
 
