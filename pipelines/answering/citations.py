@@ -24,6 +24,7 @@ from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.sentences import LEAST_SCORE, Sentence, score_spans
 from ragspec.retrievers.search.text import (
     INDIC,
+    SIGNS,
     SPACELESS,
     STOPS,
     Span,
@@ -44,15 +45,20 @@ LABEL = re.compile(r"(?:[-*•–]|\(?\w{1,3}[.)]|\S+(?: \S+){0,3}(?=\n\s|\t| {2
 
 LEAST_SUPPORT = 1.8  # score of a sentence, or of neighbouring ones, that supports an answer
 # A number with its signs, or a name that is also a word of grammar, such as that of vitamin A.
-NUMBER = re.compile(r"(?:[<>]=?|[≤≥])?(?:(?<![\w)])[-±]|\^-)?\d+(?:[.,:/]\d+)*|(?<=\w )[AIST]\b")
-COMPARISON = re.compile(r"(?<=[<>=≤≥])\s+(?=[-±\d])")
+NUMBER = re.compile(
+    r"(?:[<>]=?|[≤≥])?(?:(?<![\w)])[-±]|\^-)?\d+(?:[.,:/]\d+)*"
+    r"|(?<=\w )(?:[AIST]\b|[ai]\b(?!'|\s\W*\w))"
+)
+COMPARISON = re.compile(r"(?<=[<>=≤≥])\s+(?=[-±\d$€£¥₹₩₽₺₴])")
+MINUS = re.compile(r"\b(?:minus|минус)\s+(?=\d)", re.IGNORECASE)
 HOUR = re.compile(r"(\d[\d:.]*)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
-UNIT = re.compile(r"((?<![\w)])-)?([$€£¥₹₩₽₺₴¢%‰])")
+UNIT = re.compile(r"((?:[<>]=?|[≤≥])?(?:(?<![\w)])-)?)([$€£¥₹₩₽₺₴¢%‰])")
 _UNITS = "dollar euro pound yen rupee won ruble lira hryvnia cent percent permille"
 UNITS = dict(zip("$€£¥₹₩₽₺₴¢%‰", _UNITS.split(), strict=True))
 _NEGATIONS = r"""not no(?!\.\s*\d) never none nor neither without cannot non nicht kein\w*
 nie(?:mals)? niet geen pas jamais aucun\w* nunca não nem не нет ні никогда inte ikke"""
-NEGATION = re.compile(rf"\b(?:{'|'.join(_NEGATIONS.split())})\b|n['’]t\b", re.I)
+NEGATION = re.compile(rf"\b(?:{'|'.join(_NEGATIONS.split())})\b|n't\b", re.I)
+OPPOSITES = ("on", "off"), ("in", "out"), ("to", "from"), ("from", "to")  # stop words
 NUMBER_OF_PASSAGE = re.compile(r"\[\d+\]")
 SUFFIX = re.compile(r"(?:ing|ed|es|ly|e)$")
 
@@ -226,17 +232,22 @@ def says(claim: str, sentence: str, question: str) -> bool:
     """Return whether a sentence has all that a claim adds to a question, in words and numbers."""
     claim, sentence, question = map(with_units, (claim, sentence, question))
     words = set(words_of(claim)) - set(words_of(question))
-    same = bool(NEGATION.search(claim)) == bool(NEGATION.search(sentence))
-    numbers = set(NUMBER.findall(claim)) <= set(NUMBER.findall(sentence + " " + question))
+    said, there = ({*WORD.findall(each.lower())} for each in (claim, sentence))
+    opposed = any(a in said - there and b in there - said for a, b in OPPOSITES)
+    same = not opposed and bool(NEGATION.search(claim)) == bool(NEGATION.search(sentence))
+    numbers, sources = (
+        {number.upper() for number in NUMBER.findall(each)}
+        for each in (claim, f"{sentence} {question}")
+    )
     stems = {root(word) for word in words_of(sentence)}
-    return bool(words) and same and numbers and {root(word) for word in words} <= stems
+    return bool(words) and same and numbers <= sources and {root(word) for word in words} <= stems
 
 
 def with_units(text: str) -> str:
     """Return a text with words for the signs of units, and numbers in one spelling."""
-    text = COMPARISON.sub("", without_commas(re.sub("[−–]", "-", text)))
+    text = COMPARISON.sub("", without_commas(MINUS.sub("-", text.translate(SIGNS))))
     text = HOUR.sub(r"\1 \1\2m", text)
-    return UNIT.sub(lambda unit: f" {UNITS[unit[2]]} {unit[1] or ''}", text)
+    return UNIT.sub(lambda unit: f" {UNITS[unit[2]]} {unit[1]}", text)
 
 
 def root(word: str) -> str:

@@ -157,12 +157,17 @@ def measure_answers(
 
 
 def has_answer(text: str, gold: Iterable[str]) -> bool:
-    """Return whether a text holds a gold answer, in any case, not within a word or a number."""
-    from ragspec.pipelines.answering.citations import LETTER
+    """Return whether a text holds a gold answer, not within a word or a number.
 
-    within = rf"(?<={LETTER})(?={LETTER})|(?<=\d[.,])(?=\d{{1,3}}\b)|(?<=\d)(?=[.,]\d)"
+    Case, kinds of dashes and quotes, and signs between the thousands of numbers do not count.
+    """
+    from ragspec.pipelines.answering.citations import LETTER
+    from ragspec.retrievers.search.text import SIGNS, without_commas
+
+    within = rf"(?<={LETTER})(?={LETTER})|(?<=\d[.,:])(?=\d{{1,3}}\b)|(?<=\d)(?=[.,:]\d)"
     plain, *golds = (
-        " ".join(unicodedata.normalize("NFC", each).lower().split()) for each in (text, *gold)
+        " ".join(unicodedata.normalize("NFC", each.translate(SIGNS)).lower().split())
+        for each in map(without_commas, (text, *gold))
     )
     end = rf"(?:(?<=[^\W\d_])s)?(?!{within})"  # of a plural, too
     return any(re.search(rf"(?!{within}){re.escape(each)}{end}", plain) for each in golds)

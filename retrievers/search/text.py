@@ -85,13 +85,15 @@ TOKEN = re.compile(
     rf"{_WORD}(?:(?:_+|(?<=\d)[.,:/-](?=\d)){_WORD})*(?:\+\+|#)?|(?<![\w.;:!?)-])--[A-Za-z][\w-]*+"
 )
 GROUPED = re.compile(r"\d{1,3}(?:[.,]\d{3})+")  # 2,500 or 2.500
-THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")  # 2,500.75, and 2,500kg
+BETWEEN = "[,'’\xa0\u2009\u202f]"  # thousands: 2,500.75, 2,500kg, 2'500, and with narrow spaces
+THOUSANDS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{BETWEEN}\d{{3}})+(?!\d|{BETWEEN}\d)")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # of terminals
 VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
 NASAL = re.compile("[ङञणनम]\u094d(?=[क-ह])")  # of Hindi, also spelled as the mark \u0902
 _DIGITS = {n: str(unicodedata.digit(chr(n))) for n in range(0x660, 0x1C60) if chr(n).isdecimal()}
 _LETTERS = dict(zip("ıłøđکیى", "ilodكيي", strict=True)) | {"ß": "ss", "æ": "ae", "œ": "oe", "ـ": ""}
 PLAIN = str.maketrans(_LETTERS) | _DIGITS
+SIGNS = str.maketrans(dict(zip("‐‑‒–—―−‘’ʼ“”„«»", '-------\'\'\'"""""', strict=True)))
 # The article at the start of a sentence, but not "section A", and the ends of "it's" and "don't".
 GRAMMAR = re.compile(r"A(?=\s[a-z])(?<!\wA)(?<![\w,;][ ]A)|['’](?<=\w.)[st]\b")
 _STOP_WORDS = """a an and are as at be been but by can did do does for from had has have how i if in
@@ -147,8 +149,8 @@ def _words_in(chunk: str) -> list[str]:
 
 
 def without_commas(text: str) -> str:
-    """Return a text whose numbers have no commas between their thousands."""
-    return THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+    """Return a text whose numbers have no commas or narrow spaces between their thousands."""
+    return THOUSANDS.sub(lambda number: re.sub(r"\D", "", number[0]), text)
 
 
 def _plain(word: str) -> str:
