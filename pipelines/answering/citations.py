@@ -20,35 +20,24 @@ from typing import NamedTuple, Self
 from ragspec.pipelines.answering.prompt import Prompt
 from ragspec.reports.generation import Generation, accepted_of
 from ragspec.retrievers.formats.encodings import INVISIBLE
+from ragspec.retrievers.search import text as script
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.sentences import LEAST_SCORE, Sentence, score_spans
-from ragspec.retrievers.search.text import (
-    INDIC,
-    SIGNS,
-    SPACELESS,
-    STOPS,
-    Span,
-    sentence_spans,
-    without_commas,
-    words_of,
-)
+from ragspec.retrievers.search.text import Span, plain_signs, sentence_spans, words_of
 from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
-LETTER = rf"(?:[^\W{SPACELESS}]|[{INDIC}])"  # of a script with spaces between words, or a digit
-WORD = re.compile(rf"[{SPACELESS}]{{2}}|{LETTER}+")
+LETTER = rf"(?:[^\W{script.SPACELESS}]|[{script.INDIC}])"  # of a script with spaces, or a digit
+WORD = re.compile(rf"[{script.SPACELESS}]{{2}}|{LETTER}+")
 # A place within a word; an apostrophe between letters is part of it.
 WITHIN_WORD = re.compile(rf"(?<={LETTER})(?=['’]?{LETTER})|(?<={LETTER}['’])(?={LETTER})")
-ENDING = " \n\t.!?\"'”’)」』）" + STOPS  # may be missing in a quotation of a sentence
+ENDING = " \n\t.!?\"'”’)」』）" + script.STOPS  # may be missing in a quotation of a sentence
 # A list's mark, an option or a term before its text may be missing too.
 LABEL = re.compile(r"(?:[-*•–]|\(?\w{1,3}[.)]|\S+(?: \S+){0,3}(?=\n\s|\t| {2}))\s+")
 
 LEAST_SUPPORT = 1.8  # score of a sentence, or of neighbouring ones, that supports an answer
-# A number with its signs, or a name that is also a word of grammar, such as that of vitamin A.
-NUMBER = re.compile(
-    r"(?:[<>]=?|[≤≥])?(?:(?<![\w)])[-±]|\^-)?\d+(?:[.,:/]\d+)*"
-    r"|(?<=\w )(?:[AIST]\b|[ai]\b(?!'|\s\W*\w))"
-)
+NAME = r"(?<=\w )(?:[AIST]\b|[ai]\b(?!'|\s\W*\w))"  # also a word of grammar, as in vitamin A
+NUMBER = re.compile(rf"(?:[<>≤≥]=?)?(?:(?<![\w)])[-±]|\^-)?\d+(?:[.,:/]\d+)*|{NAME}")  # with signs
 COMPARISON = re.compile(r"(?<=[<>=≤≥])\s+(?=[-±\d$€£¥₹₩₽₺₴])")
 MINUS = re.compile(r"\b(?:minus|минус)\s+(?=\d)", re.IGNORECASE)
 HOUR = re.compile(r"(\d[\d:.]*)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
@@ -56,9 +45,8 @@ UNIT = re.compile(r"((?:[<>]=?|[≤≥])?(?:(?<![\w)])-)?)([$€£¥₹₩₽₺
 _UNITS = "dollar euro pound yen rupee won ruble lira hryvnia cent percent permille"
 UNITS = dict(zip("$€£¥₹₩₽₺₴¢%‰", _UNITS.split(), strict=True))
 _NEGATIONS = r"""not no(?!\.\s*\d) never none nor neither without cannot non nicht kein\w*
-nie(?:mals)? niet geen pas jamais aucun\w* nunca não nem не нет ні никогда inte ikke"""
+nie(?:mals)? niet geen pas jamais aucun\w* nunca não nem не нет ні никогда inte ikke off(?!\sthe)"""
 NEGATION = re.compile(rf"\b(?:{'|'.join(_NEGATIONS.split())})\b|n't\b", re.I)
-OPPOSITES = ("on", "off"), ("in", "out"), ("to", "from"), ("from", "to")  # stop words
 NUMBER_OF_PASSAGE = re.compile(r"\[\d+\]")
 SUFFIX = re.compile(r"(?:ing|ed|es|ly|e)$")
 
@@ -232,20 +220,16 @@ def says(claim: str, sentence: str, question: str) -> bool:
     """Return whether a sentence has all that a claim adds to a question, in words and numbers."""
     claim, sentence, question = map(with_units, (claim, sentence, question))
     words = set(words_of(claim)) - set(words_of(question))
-    said, there = ({*WORD.findall(each.lower())} for each in (claim, sentence))
-    opposed = any(a in said - there and b in there - said for a, b in OPPOSITES)
-    same = not opposed and bool(NEGATION.search(claim)) == bool(NEGATION.search(sentence))
-    numbers, sources = (
-        {number.upper() for number in NUMBER.findall(each)}
-        for each in (claim, f"{sentence} {question}")
-    )
+    same = bool(NEGATION.search(claim)) == bool(NEGATION.search(sentence))
+    texts = claim, f"{sentence} {question}"
+    numbers, sources = ({number.upper() for number in NUMBER.findall(text)} for text in texts)
     stems = {root(word) for word in words_of(sentence)}
     return bool(words) and same and numbers <= sources and {root(word) for word in words} <= stems
 
 
 def with_units(text: str) -> str:
     """Return a text with words for the signs of units, and numbers in one spelling."""
-    text = COMPARISON.sub("", without_commas(MINUS.sub("-", text.translate(SIGNS))))
+    text = COMPARISON.sub("", MINUS.sub("-", plain_signs(text)))
     text = HOUR.sub(r"\1 \1\2m", text)
     return UNIT.sub(lambda unit: f" {UNITS[unit[2]]} {unit[1]}", text)
 

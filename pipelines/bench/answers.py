@@ -157,18 +157,13 @@ def measure_answers(
 
 
 def has_answer(text: str, gold: Iterable[str]) -> bool:
-    """Return whether a text holds a gold answer, not within a word or a number.
-
-    Case, kinds of dashes and quotes, and signs between the thousands of numbers do not count.
-    """
+    """Return whether a text holds a gold answer, in any case and signs, not within a word."""
     from ragspec.pipelines.answering.citations import LETTER
-    from ragspec.retrievers.search.text import SIGNS, without_commas
+    from ragspec.retrievers.search.text import plain_signs
 
     within = rf"(?<={LETTER})(?={LETTER})|(?<=\d[.,:])(?=\d{{1,3}}\b)|(?<=\d)(?=[.,:]\d)"
-    plain, *golds = (
-        " ".join(unicodedata.normalize("NFC", each.translate(SIGNS)).lower().split())
-        for each in map(without_commas, (text, *gold))
-    )
+    texts = map(plain_signs, (text, *gold))
+    plain, *golds = (" ".join(unicodedata.normalize("NFC", each).lower().split()) for each in texts)
     end = rf"(?:(?<=[^\W\d_])s)?(?!{within})"  # of a plural, too
     return any(re.search(rf"(?!{within}){re.escape(each)}{end}", plain) for each in golds)
 

@@ -227,7 +227,6 @@ class DenseIndex:
             known: Vectors of texts that need not be embedded again.
 
         Raises:
-            InputError: The kind is unknown.
             MissingExtraError: The kind needs faiss, which is missing.
         """
         new = list(dict.fromkeys(text for text in texts if text not in known))
@@ -236,8 +235,6 @@ class DenseIndex:
             on_progress("embedding passages", start, len(new))
             some = new[start : start + ROUND]
             embedded.update(zip(some, embedder.encode(some), strict=True))
-        if not texts:
-            return cls(embedder.encode([]), embedder)
         if isinstance(embedder, SentenceEmbedder):
             embedder.warn_of_cuts(new)
         vectors = np.stack([embedded[text] for text in texts])

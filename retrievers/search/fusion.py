@@ -192,9 +192,8 @@ def fuse_rankings(
     for name, ranking in rankings.items():
         for rank, (number, _) in enumerate(ranking, 1):
             ranks.setdefault(number, {})[name] = rank
-    weight = {"dense": fusion.dense, "sparse": fusion.sparse}
     fused = [
-        (number, sum(weight[name] / (fusion.k + rank) for name, rank in places.items()), places)
+        (number, sum(getattr(fusion, name) / (fusion.k + r) for name, r in places.items()), places)
         for number, places in ranks.items()
     ]
     return sorted(fused, key=lambda item: (-item[1], item[0]))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.errors import InputError, MissingExtraError, StoreError
+from ragspec.errors import MissingExtraError, StoreError
 from ragspec.registry import optional_packages
 
 Floats = NDArray[np.float32]
@@ -41,14 +41,11 @@ class Exact:
 
     def __init__(self, vectors: Floats) -> None:
         self._vectors = vectors
-        norms = (float(np.linalg.norm(block, axis=1).max()) for block in blocks(vectors))
-        self._longest = max(norms, default=0.0)
+        self._longest = max(float(np.linalg.norm(b, axis=1).max()) for b in blocks(vectors))
 
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
         """Return the positions that may be among the k best of each query f32 [Q, dimensions]."""
         count = self._vectors.shape[0]
-        if not count:
-            return [np.zeros(0, np.int64) for _ in queries]
         queries, k = np.ascontiguousarray(queries), min(k, count)
         if count < LARGE or len(queries) > FEW or self.scan is None:
             return self._products(queries, k)
@@ -187,9 +184,7 @@ Nearest = Exact | Approximate
 
 
 def build_nearest(vectors: Floats, kind: str) -> Nearest:
-    """Return a search over vectors; raise InputError unless its kind is one of KINDS."""
-    if kind not in KINDS:
-        raise InputError(f"dense is {kind!r}; expected {' or '.join(KINDS)}.")
+    """Return a search over vectors, of one of KINDS."""
     return Exact(vectors) if kind == FLAT else Approximate.build(vectors)
 
 

@@ -85,10 +85,10 @@ class PassageIndex:
         sparse: SparseIndex | None,
         origin: IndexOrigin | None = None,
     ) -> None:
-        if dense is None and sparse is None:
-            raise InputError("An index needs a dense or a sparse part; got neither.")
         if not passages:
             raise InputError("An index needs at least one passage; the documents gave none.")
+        if dense is None and sparse is None:
+            raise InputError("An index needs a dense or a sparse part; got neither.")
         self.documents = tuple(documents)
         self.passages = tuple(passages)
         self.dense, self.sparse = dense, sparse
@@ -133,7 +133,7 @@ class PassageIndex:
         passages = [p for n, each in enumerate(documents) for p in split_document(each, n, words)]
         texts = [searched_text(documents[p.document], p) for p in passages]
         index = None
-        if embedder is not None:
+        if embedder is not None and texts:
             model = load_embedder(embedder)
             index = DenseIndex.build(texts, model, kind=dense, known=known, on_progress=on_progress)
         on_progress("indexing words", 0, len(texts))

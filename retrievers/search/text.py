@@ -22,29 +22,26 @@ UPPER = "".join(filter(str.isupper, map(chr, range(0xC0, 0x2000))))
 CAPITAL = f"A-Z0-9{CASELESS}{UPPER}"
 # Abbreviations, ordinals and numbers of items: a sentence goes on after them, as after a short word
 # of small letters behind a bracket, such as "(lit.". Small words may begin with a capital.
-_ABBREVIATIONS = r"""Mr Mrs Ms Messrs dr prof profa St Ste Sta Sto Lt Col Gen Capt Maj Adm Cpl Rev
-Hon Rep Pres Bros Sgt Gov Sen Mt Ft Sr Sra Srta Dra Lic Sig Avv Amm Dir(?=\.\s[A-Z]\w\w+\.) Geom
-Mons Gral Arq dott Hr Fr Fa Ing Dipl Mme Mlle MM Nr Skt dhr mevr mgr drs inż [A-Z]\wDr Fig Univ vs
-cf e\.g i\.e [d]\.\sh u\.\sa h\.\sc z\.T med kath ej [e]x ca approx vgl bzw evt evtl ggf inkl insb
-zzgl sog Mio Mrd EE av ul np nap[rř] resp popř příp sv godz zob tzn bijv bl\.a f\.eks esim tj tzv
-tzw m\.in p\.es ad\ses per\ses s[éè]c sécs ул им акад проф обл пос пгт св дж див вул (?<!\d\s)см
+_ABBREVIATIONS = r"""Mr Mrs Ms Messrs dr prof profa St Ste Sta Lt Col Gen Capt Maj Adm Cpl Rev Hon
+Rep Pres Bros Sgt Gov Sen Mt Ft Sr Sra Srta Dra Lic Sig Avv Amm Dir(?=\.\s[A-Z]\w\w+\.) Geom dott Hr
+Fr Fa Ing Dipl Mme Mlle MM Nr Skt dhr mevr mgr drs inż [A-Z]\wDr Fig Univ vs cf e\.g i\.e [d]\.\sh
+u\.\sa h\.\sc z\.T med kath ej [e]x ca approx vgl bzw evt evtl ggf inkl insb zzgl sog Mio Mrd EE av
+ul np nap[rř] resp popř příp sv godz zob tzn bijv bl\.a f\.eks esim tj tzv tzw m\.in p\.es ad\ses
+per\ses s[éè]c sécs (?:für|mit|von)\smax ул им акад проф обл пос пгт св дж див вул (?<!\d\s)см
 (?<!и\s)т\.[екн] (?<!и\s)т\.\s[екн] (?<!\d\s)[гморс] \d\.\s\d \d\.\s\d\d डॉ पं श्री प्रो திரு"""
 ABBREVIATIONS = [re.sub("^[a-zа-яś]", r"(?i:\g<0>)", each) for each in _ABBREVIATIONS.split()]
 ARTICLES = "[Dd](?:er|ie|as|em|en|es)|[Vv]om|[Zz]u[mr]|bis", "[Ii]m|(?<!I )am"
-ORDINALS = [rf"(?:{each})\s{digits}" for each in ARTICLES for digits in (r"\d", r"\d\d")]
-ORDINALS += [rf"(?:{ARTICLES[0]}|auf|bei|für|mit|von)\sm(?:ax|in)"]
+ORDINALS = [rf"(?:{each})\s{digits}" for each in ARTICLES for digits in (r"\d", r"\d\d", "max")]
 SMALL = rf"[^\W\d_A-Z{UPPER}]"
 BEFORE = [rf"\b{each}" for each in (*ABBREVIATIONS, *ORDINALS)]
 BEFORE += [rf"(?<!\S)[(\[]{SMALL}{{{count}}}" for count in range(1, 7)]
 BEFORE += [r"^\d", r"^\d\d", r"^[A-Za-z]", r"[?!]\s[A-Z]", r"\s\s\d", r"\s\s\d\d", r"\d\s[adnv]"]
 GOES_ON = "".join(rf"(?<!{each}\.)" for each in (*BEFORE, r"[\n*][*_]\w"))
-# Before a number, so does it after consonants alone, such as "pp." and "стр.", but not "5 km.".
 BEFORE_NUMBER = r"""no nos núm n[°º] p[aá]g p[aá]gs vol vols chap [ck]ap sec sect abs abschn art eq
 eqs tab abb fig figs lit ziff anm t[eé]l fax ext apt aprox max min mind kl jan feb mar apr jun jul
-aug sep sept o[ck]t nov de[cz] ver ed est al ref refs secs lem prop cor def geb gest nar рис табл
-корп тел оф [^\W\d_]"""
+aug sep sept o[ck]t nov de[cz] ver ed est al ref refs secs lem prop cor def рис табл [^\W\d_]"""
 NUMBERED = "|".join(rf"(?<=\b{each}\.)" for each in BEFORE_NUMBER.split())
-CONSONANTS = "b-df-hj-np-tv-xzčšžřłńśźżćçñđб-джзйк-нп-тф-щ"
+CONSONANTS = "b-df-hj-np-tv-xzčšžřłńśźżćçñđб-джзйк-нп-тф-щ"  # alone, as in "pp. 5", not "5 km."
 BARE = rf"(?<!\d\s)(?<![^\s(])(?!Ltd)[{CONSONANTS}B-DF-HJ-NP-TV-Z][{CONSONANTS}]"
 NUMBERED = "|".join((f"(?i:{NUMBERED})", *(rf"(?<={BARE}{{{count}}}\.)" for count in (1, 2, 3))))
 # An initial ends a sentence only before a word that often begins one.
@@ -52,8 +49,7 @@ INITIAL = f"[A-HJ-Z{UPPER.replace('Ä', '')}\u05d0-\u06d3\u10d0-\u10ff]"
 _FIRST_WORDS = """A After All Although And As At Because Before Both But By Each For From He How If
 However In It Its Many Most No Not On Our She Since Some Such That The Their Then There These They
 This Those To We What When While With You Aber Als Auch Bei Damit Dann Das Der Die Diese Dieses Dort
-Ein Eine Er Es Für Im Mit Nach Sie Wenn Wir Elle Il Ils La Ale Co Gdy Jest Kiedy Na Nie Po Tak W
-В Но На Он Она Они Это"""
+Ein Eine Er Es Für Im Mit Nach Sie Wenn Wir Elle Il Ils La W Nie Na Ale Po В Но На Он Она Они Это"""
 BEGINS = rf"{CLOSING}\s+(?:{'|'.join(_FIRST_WORDS.split())})\s+(?!and\b|et\b|&)"
 GOES_ON += rf"(?!(?:(?<=\b{INITIAL}\.)|(?<=\b[A-Z]\.\sI\.)|(?<=\bim\.))(?!{BEGINS}))"
 GOES_ON += r"(?!(?<=\b[^\W\d_]\.)\s+[^\W\d_]\.)"  # z. B.
@@ -85,8 +81,7 @@ TOKEN = re.compile(
     rf"{_WORD}(?:(?:_+|(?<=\d)[.,:/-](?=\d)){_WORD})*(?:\+\+|#)?|(?<![\w.;:!?)-])--[A-Za-z][\w-]*+"
 )
 GROUPED = re.compile(r"\d{1,3}(?:[.,]\d{3})+")  # 2,500 or 2.500
-BETWEEN = "[,'’\xa0\u2009\u202f]"  # thousands: 2,500.75, 2,500kg, 2'500, and with narrow spaces
-THOUSANDS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{BETWEEN}\d{{3}})+(?!\d|{BETWEEN}\d)")
+THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’\xa0\u2009\u202f]\d{3})+(?!\d|,\d)")  # 2,500.75kg
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # of terminals
 VOICED = "\u3099\u309a"  # marks of kana, which are other letters without them
 NASAL = re.compile("[ङञणनम]\u094d(?=[क-ह])")  # of Hindi, also spelled as the mark \u0902
@@ -103,13 +98,11 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 Span = tuple[int, int]
 # Ends of words that are no plurals, of plurals and of their singulars; the first that fits counts.
 _PLURALS = r"""([su]s|[st]is|(?<!t)axis|(?:^bi|ali|nv|tl)as|^(?:len|new|serie|specie)s)=\1
-(ss|sh|x|zz|(?<!ca|da|ha|ni|pa|sy)(?<!^a)ch)(?<!^ax)es=\1
-(^ax|[ao]lys|cris|thes|gnos|nops|llips)es=\1is
-((?<!^[fhtw])(?<!sh|ob)(?<!can)o|(?:^g|^bi|ali|nv|tl)as|^lens)es=\1
-((?:^b|ib|vir|[ct]at|amp|foc|on|ens|irc|hor|ct|in)us)es=\1 (^|^wo)men=\1man (^child)ren=\1
-(mov|ook|zomb|calor|hood|self|smooth|neckt|prair)ies=\1ie (?<=..)(?<![ae])ies=y
-(^kni|^wi|[ed]wi)ves=\1fe (wol|shel|^hal|^el|^cal|^sel|loa|thie|scar|dwar|whar)ves=\1f
-(^ind|vert|vort|^cod)ices?=\1ex (matr|append|^hel)ices?=\1ix (?<=...)s="""
+(wol|shel|^hal|^cal|loa|thie|scar)ves=\1f (^ind|vert|vort|^cod)ices?=\1ex (^kni|^wi|[ed]wi)ves=\1fe
+(ss|sh|x|zz|(?<!ca|da|ha|ni|pa|sy)(?<!^a)ch)(?<!^ax)es=\1 (matr|append|^hel)ices?=\1ix
+(^child)ren=\1 ((?<!^[fhtw])(?<!sh|ob)(?<!can)o|(?:^g|^bi|ali|nv|tl)as|^lens)es=\1
+(mov|ook|zomb|calor)ies=\1ie (^ax|[ao]lys|cris|thes|gnos|nops|llips)es=\1is (?<=..)(?<![ae])ies=y
+(^|^wo)men=\1man ((?:^b|ib|vir|[ct]at|amp|foc|on|ens|irc|hor|ct|in)us)es=\1 (?<=...)s="""
 PLURALS = [(re.compile(f"{p}$"), s) for p, _, s in (e.rpartition("=") for e in _PLURALS.split())]
 
 
@@ -138,7 +131,7 @@ def words_of(text: str) -> list[str]:
 def _words_in(chunk: str) -> list[str]:
     """Return the words of a text without white space."""
     words = []
-    for token in TOKEN.findall(without_commas(chunk)):
+    for token in TOKEN.findall(plain_signs(chunk)):
         token = re.sub("[.,]", "", token) if GROUPED.fullmatch(token) else token
         parts = WORD.findall(token)
         # IT and WHO are names.
@@ -148,9 +141,9 @@ def _words_in(chunk: str) -> list[str]:
     return words
 
 
-def without_commas(text: str) -> str:
-    """Return a text whose numbers have no commas or narrow spaces between their thousands."""
-    return THOUSANDS.sub(lambda number: re.sub(r"\D", "", number[0]), text)
+def plain_signs(text: str) -> str:
+    """Return a text with plain dashes and quotes, and nothing between thousands of numbers."""
+    return THOUSANDS.sub(lambda number: re.sub(r"\D", "", number[0]), text.translate(SIGNS))
 
 
 def _plain(word: str) -> str:

@@ -40,18 +40,13 @@ def test_answers_are_measured_and_saved(tmp_path: Path, capsys: pytest.CaptureFi
     assert TEXT in text and "<b>the" not in text and gold in text
 
 
-@pytest.mark.parametrize("text", ["5 m.", "第5章", "on 1.12.5000", "CAFÉS", "café's", "(c++)"])
-def test_a_text_holds_a_gold_answer(text: str) -> None:
-    assert has_answer(text, ["5", "5000", "cafe\u0301", "C++"])
-    assert not has_answer(text, ["500", "0", "af", "+c"])
-
-
 @pytest.mark.parametrize(
-    ("text", "gold"),
-    [("1,000", "1000"), ("1\u202f000", "1,000"), ("10–15", "10-15"), ("“it’s”", '"it\'s"')],
+    "text",
+    ["5 m.", "第5章", "on 1.12.5000", "CAFÉS", "café's", "(c++)", "10–17", "“it’s”", "1\u202f600"],
 )
-def test_signs_of_a_gold_answer_do_not_count(text: str, gold: str) -> None:
-    assert has_answer(f"He said {text}.", [gold]) and has_answer(gold, [text])
+def test_a_text_holds_a_gold_answer(text: str) -> None:
+    assert has_answer(text, ["5", "5000", "cafe\u0301", "C++", "10-17", '"it\'s"', "1,600"])
+    assert not has_answer(text, ["500", "0", "af", "+c"])
 
 
 @pytest.mark.parametrize("text", ["50 m", "0.5 m", "5,000 m", "5:30 h", "x5", "दिल्ली"])
