@@ -7,12 +7,7 @@ import pytest
 
 from ragspec.errors import InputError, ModelError, StoreError
 from ragspec.models.resolve import BUNDLED
-from ragspec.retrievers.search.dense import (
-    DenseIndex,
-    SentenceEmbedder,
-    StaticEmbedder,
-    load_embedder,
-)
+from ragspec.retrievers.search import dense
 from ragspec.retrievers.search.documents import Collection, Document
 from ragspec.retrievers.search.fusion import STATIC, SearchMode
 from ragspec.retrievers.search.passage_index import PassageIndex, searched_text
@@ -97,7 +92,6 @@ def test_surrogates_are_searched_for_and_saved(embedder: Path, tmp_path: Path) -
 
 
 def test_invalid_file_with_a_valid_manifest_is_refused(index: PassageIndex, tmp_path: Path) -> None:
-
     def write(folder: Path) -> Contents:
         index.write(folder)
         (folder / "documents.jsonl").write_text(json.dumps({"name": "x"}) + "\n")
@@ -150,9 +144,9 @@ TEXTS = ["the cat is a pet animal", "the train of rail and wheel", "draft token 
 
 def test_static_embedder_equals_sentence_transformers(tmp_path: Path) -> None:
     folder = make_embedder(tmp_path / "toy")
-    static = load_embedder(folder)
-    assert isinstance(static, StaticEmbedder)
-    reference = SentenceEmbedder("toy", folder, "x")
+    static = dense.load_embedder(folder)
+    assert isinstance(static, dense.StaticEmbedder)
+    reference = dense.SentenceEmbedder("toy", folder, "x")
     ours, theirs = static.encode(TEXTS), reference.encode(TEXTS)
     np.testing.assert_allclose(ours, theirs, atol=2e-3)
     np.testing.assert_allclose(static.encode(TEXTS[:1], query=True), ours[:1], atol=1e-6)
@@ -164,7 +158,7 @@ def test_static_embedder_equals_sentence_transformers(tmp_path: Path) -> None:
     np.testing.assert_allclose(together[3:4], static.encode(texts[3:4]), atol=1e-6)
     for more in {"prompts": {"query": "about "}}, {"truncate_dim": 8}:
         (folder / "config_sentence_transformers.json").write_text(json.dumps(more))
-        assert isinstance(load_embedder(folder), SentenceEmbedder)
+        assert isinstance(dense.load_embedder(folder), dense.SentenceEmbedder)
 
 
 @pytest.mark.skipif(
@@ -173,8 +167,8 @@ def test_static_embedder_equals_sentence_transformers(tmp_path: Path) -> None:
 def test_bundled_embedder_is_small_and_ranks_related_texts_first() -> None:
     folder = BUNDLED["starter-embedder"]
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 4_000_000
-    embedder = load_embedder()
-    reference = SentenceEmbedder("starter-embedder", folder, "x")
+    embedder = dense.load_embedder()
+    reference = dense.SentenceEmbedder("starter-embedder", folder, "x")
     texts = [
         "How do I merge two dictionaries?",
         "Use the update method to merge one dict into another dictionary.",
@@ -192,25 +186,25 @@ def test_bundled_embedder_is_small_and_ranks_related_texts_first() -> None:
 def test_a_damaged_embedder_is_refused(file: str, tmp_path: Path) -> None:
     (make_embedder(tmp_path) / file).write_text('{"damaged": 1}')
     with pytest.raises(ModelError, match=r"cannot be loaded|is damaged"):
-        load_embedder(tmp_path)
+        dense.load_embedder(tmp_path)
 
 
 def test_fingerprints_identify_models_and_other_dimensions_are_refused(tmp_path: Path) -> None:
-    first = load_embedder(make_embedder(tmp_path / "a", seed=0))
-    same = load_embedder(make_embedder(tmp_path / "b", seed=0))
-    other = load_embedder(make_embedder(tmp_path / "c", seed=1))
+    first = dense.load_embedder(make_embedder(tmp_path / "a", seed=0))
+    same = dense.load_embedder(make_embedder(tmp_path / "b", seed=0))
+    other = dense.load_embedder(make_embedder(tmp_path / "c", seed=1))
     assert first.fingerprint == same.fingerprint != other.fingerprint
-    narrow = load_embedder(make_embedder(tmp_path / "d", dimensions=8))
-    index = DenseIndex(first.encode(["cat"]), narrow)
+    narrow = dense.load_embedder(make_embedder(tmp_path / "d", dimensions=8))
+    index = dense.DenseIndex(first.encode(["cat"]), narrow)
     with pytest.raises(InputError, match="8 dimensions, the index has 16"):
         index.search("cat", 1)
 
 
 def test_a_language_model_is_no_embedder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=r"causal language model .*with a modules\.json"):
-        load_embedder("starter")
+        dense.load_embedder("starter")
     folder = make_embedder(tmp_path / "toy")
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     monkeypatch.chdir(tmp_path)
-    name = load_embedder(folder.name).name
+    name = dense.load_embedder(folder.name).name
     assert name == str(folder), "modules.json makes it an embedder, which indexes find anywhere"

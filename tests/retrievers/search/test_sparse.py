@@ -133,9 +133,8 @@ def test_an_asynchronous_search_is_refused() -> None:
     "source", [3, FunctionRetriever, type("R", (), {"search": len})(), lambda: 1]
 )
 def test_what_cannot_search_is_refused(source: Any) -> None:
-    with pytest.raises(
-        InputError, match=r"Got .* as the retriever, expected an object with search"
-    ):
+    expected = r"Got .* as the retriever, expected an object with search"
+    with pytest.raises(InputError, match=expected):
         as_retriever(source)
 
 
