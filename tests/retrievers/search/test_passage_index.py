@@ -73,6 +73,8 @@ def test_bad_requests_are_refused(index: PassageIndex) -> None:
         index.search("cat", 1, "bm25")
     with pytest.raises(InputError, match="neither"):
         PassageIndex.build(DOCUMENTS, embedder=None, sparse=False)
+    with pytest.raises(InputError, match="dense is 'flat'; expected exact or hnsw"):
+        PassageIndex.build(DOCUMENTS, dense="flat")
     for documents in (None, DOCUMENTS[0], ["abc"]):
         with pytest.raises(InputError, match="expected a list of Document"):
             PassageIndex.build(documents, embedder=None)  # type: ignore[arg-type]
