@@ -136,11 +136,6 @@ def check_language_model(source: ResolvedModel) -> None:
     """Raise ModelError if files are damaged, or show that they hold no causal language model."""
     if source.file is not None:
         check_gguf(source.folder / source.file)
-        if re.search(r"-\d{5}-of-(?!00001)\d{5}$", Path(source.file).stem):
-            raise UnsupportedModelError(
-                f"{source.file} is a part of a model; expected one file. Join the parts with "
-                "`llama-gguf-split --merge`."
-            )
         with (source.folder / source.file).open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise ModelError(

@@ -100,11 +100,8 @@ def _convert(file: Path, folder: Path) -> Path:
 
     from ragspec.models.load import read_gguf
 
-    model, tokenizer = read_gguf(file, {"dtype": torch.float32})
-    if tokenizer is None:
-        raise ModelError(f"{file} holds no tokenizer; expected one in its metadata.")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    for part in read_gguf(file, {"dtype": torch.float32}):  # model and tokenizer
+        part.save_pretrained(folder)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ragspec.errors import UnsupportedModelError
@@ -10,6 +9,7 @@ from ragspec.types import PreTrainedConfig, PreTrainedModel, Tokenizer
 
 ATTENTION = "scaling.attn_factor", "scaling.yarn_attn_factor", "scaling.yarn_ext_factor"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+JOIN = "Join the parts of a split GGUF file with `llama-gguf-split --merge`"
 BIASES = {
     "attention_bias": "attn_q attn_k attn_v attn_output",
     "mlp_bias": "ffn_gate ffn_up ffn_down",
@@ -17,20 +17,35 @@ BIASES = {
 BY_HIDDEN_SIZE = ("gemma2", 46), ("gemma3_text", 62)  # the others scale by the size of a head
 FREQUENCIES = "rope_freqs.weight"
 NO_WEIGHT = re.compile(r"rope_|v\.|mm\.|.*rot_embd")  # of positions or pictures
-# What cuts a text into words, by its name in llama.cpp.
+# What cuts a text into words, by its name in llama.cpp: kinds of other names, those that cut as
+# GPT-2 does, and those that also cut between digits.
+SAME = {"stablelm2": "qwen2", "hunyuan": "qwen2", "glm4": "llama3", "chatglm-bpe": "llama3"}
+SAME |= {"poro-chat": "bloom", "gpt3-finnish": "bloom", "hunyuan-dense": "deepseek-v3"}
+SAME |= {"mellum": "gpt-2", "a.x-4.0": "gpt-2", "falcon": "gpt-2"}  # and cuts further
 GPT2 = "", "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "exaone4"
 DIGITS = "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"
 WITH_BEGIN = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"})
 WITH_BEGIN |= {"midm-2.0", "lfm2", "jina-v5-nano", "tekken"}
 ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"})
 ENDS |= {"<|endoftext|>", "<|end_of_text|>"}
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_DIGIT, _HAN, _BLOOM = r"\p{N}", r"[ࠀ-龥가-퟿]+", r" ?[^(\s|.,!?…。，、।۔،)]+"
+# DeepSeek's first letters have case; newer ones and those of formulas are absent.
+_NEWER = r"\u0560-\u0588\u10c6-\u10ff\u1c80-\u1c8a\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab68"
+_NEWER += r"\x{10500}-\x{106ff}\x{10d00}-\x{117ff}\x{16e40}-\x{16e7f}\x{1d400}-\x{1dfff}"
+_CASED = rf"\s?[[\p{{Lu}}\p{{Ll}}\p{{Lt}}]&&[^{_NEWER}]]+"
+_V3 = (
+    r"[\x21-\x2f\x3a-\x40\x5b-\x60\x7b-\x7e][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_CODER = r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"
-_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
-PATTERNS = MappingProxyType({"stablelm2": (_QWEN2,), "bloom": (_BLOOM,), "deepseek-coder": _CODER})
+PATTERNS = {
+    **dict.fromkeys(GPT2, ()),
+    **dict.fromkeys(DIGITS, (_DIGIT,)),
+    "bloom": (_BLOOM,),
+    "viking": (_BLOOM, _DIGIT),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, _DIGIT),
+    "deepseek-llm": (r"[\r\n]", _CASED, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _HAN, _DIGIT),
+    "deepseek-v3": (r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", _V3),
+}
 
 
 def read_metadata(file: Path) -> tuple[dict[str, Any], set[str]]:
@@ -49,13 +64,23 @@ def refusal(file: Path, what: str) -> UnsupportedModelError:
     )
 
 
-def complete_config(config: PreTrainedConfig, file: Path) -> None:
-    """Set what a GGUF file says of shape and positions and transformers does not read.
+def complete_config(config: PreTrainedConfig, file: Path) -> PreTrainedConfig:
+    """Return a configuration with what a GGUF file says and transformers does not read.
+
+    A Mistral becomes the Llama that llama.cpp runs; transformers finds no weights of a Mistral.
 
     Raises:
-        UnsupportedModelError: It scales positions in a way that is not read.
+        UnsupportedModelError: It is a part of a model, or its positions are scaled in a way that
+            is not read.
     """
+    from transformers import LlamaConfig
+
     (values, tensors), kind = read_metadata(file), config.model_type
+    if values.get("count", 1) > 1:  # `split.count`
+        raise UnsupportedModelError(f"{file.name} is a part of a model. {JOIN}.")
+    if kind == "mistral":
+        changes = {"model_type": "llama", "sliding_window": None}
+        config = LlamaConfig.from_dict(config.to_dict() | changes)
     for flag, layers in BIASES.items():
         if flag in vars(config) and tensors >= {f"blk.0.{layer}.bias" for layer in layers.split()}:
             setattr(config, flag, True)
@@ -73,6 +98,7 @@ def complete_config(config: PreTrainedConfig, file: Path) -> None:
         if share != rope.get("partial_rotary_factor", 1.0):
             rope["partial_rotary_factor"] = share
     _set_scaling(config, file)
+    return config
 
 
 def _set_scaling(config: PreTrainedConfig, file: Path) -> None:
@@ -138,15 +164,23 @@ def complete_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
     Raises:
         UnsupportedModelError: The file names an unknown kind.
     """
-    from tokenizers import decoders
-    from tokenizers.pre_tokenizers import ByteLevel, Metaspace
+    from tokenizers import Regex, decoders
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, Punctuation, Sequence, Split
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     (values, _), backend = read_metadata(file), tokenizer.backend_tokenizer
     kind = values.get("ggml.pre", "")
     if isinstance(backend.pre_tokenizer, ByteLevel):  # transformers does not know the kind
-        if (cut := splitter(kind)) is None:
+        known = {name: (each,) for name, each in GGUF_PRE_TOKENIZER_SPLITS.items()} | PATTERNS
+        if (patterns := known.get(SAME.get(kind, kind))) is None:
             raise refusal(file, f"a tokenizer of the kind {kind!r}")
-        backend.pre_tokenizer = cut
+        words = patterns in ((), (_DIGIT,))  # those of GPT-2
+        cuts: list[Any] = [Split(Regex(each), "isolated") for each in patterns]
+        cuts.append(ByteLevel(add_prefix_space=False, use_regex=words))
+        if kind == "falcon":
+            threes = Split(Regex("[0-9][0-9][0-9]"), "isolated")
+            cuts = [Punctuation("contiguous"), *cuts, Digits(), threes]
+        backend.pre_tokenizer = Sequence(cuts)
     if kind in WITH_BEGIN:
         backend.model.ignore_merges = True
         tokenizer.add_bos_token = values.get("ggml.add_bos_token", tokenizer.bos_token is not None)
@@ -154,20 +188,3 @@ def complete_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
         backend.pre_tokenizer = Metaspace(prepend_scheme="never", split=False)
         parts = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
         backend.decoder = decoders.Sequence([*parts])  # which strip no space
-
-
-def splitter(kind: str) -> object:
-    """Return what cuts a text into words for a kind of tokenizer; None if it is unknown."""
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, Split
-
-    words = ByteLevel(add_prefix_space=False)
-    if kind == "falcon":
-        threes = Split(Regex("[0-9][0-9][0-9]"), "isolated")
-        return Sequence([Punctuation("contiguous"), words, Digits(), threes])
-    if kind in PATTERNS:
-        cuts = [Split(Regex(each), "isolated") for each in PATTERNS[kind]]
-        return Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
-    if kind in DIGITS:
-        return Sequence([Digits(individual_digits=True), words])
-    return words if kind in GPT2 else None

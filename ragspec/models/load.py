@@ -12,7 +12,7 @@ from ragspec.errors import ModelError, UnsupportedModelError
 from ragspec.models import checks
 from ragspec.models.device import out_of_memory, pick_device, pick_dtype
 from ragspec.models.gguf import converted_folder, discard, keep_converted
-from ragspec.models.gguf_metadata import complete_config, complete_model, complete_tokenizer
+from ragspec.models.gguf_metadata import JOIN, complete_config, complete_model, complete_tokenizer
 from ragspec.models.quantized import SMALL, quantized
 from ragspec.models.resolve import ModelOrigin, ResolvedModel, resolve_model
 from ragspec.models.supported import check_config
@@ -78,6 +78,7 @@ _MEANINGS = MappingProxyType(
         "trust_remote_code": "it needs Python code from its folder, which ragspec never runs",
         "weights_only": "its pickled weights are damaged, or hold more than tensors",
         "ignore_mismatched_sizes": "its weights have other sizes than its configuration says",
+        "general.architecture": f"it names no architecture, as parts but the first do not. {JOIN}",
     }
 )
 
@@ -179,7 +180,7 @@ def _read(
                 stack.callback(logging.enable_progress_bar)
             check_config(config := AutoConfig.from_pretrained(folder, **files))
             if "gguf_file" in files:
-                complete_config(config, folder / str(files["gguf_file"]))
+                config = complete_config(config, folder / str(files["gguf_file"]))
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder, config=config, output_loading_info=True, **files, **weights
             )

@@ -112,15 +112,6 @@ def input_groups(model: PreTrainedModel, every: bool) -> list[Group]:
     most = 256 if every else 64
     length = min(most, getattr(model.config, "max_position_embeddings", None) or most)
     ids = torch.randint(vocab_size, (1, length), generator=seed, device="cpu")
-    training = [each for each in model.modules() if each.training]
-    try:
-        return [*_listened(model.eval(), ids, every)]
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _listened(model: PreTrainedModel, ids: Tensor, every: bool) -> Iterable[Group]:
     groups = dict[int, Group]()  # by address, which views share
     recall = groups.setdefault if every else groups.get
 
@@ -134,14 +125,15 @@ def _listened(model: PreTrainedModel, ids: Tensor, every: bool) -> Iterable[Grou
             if x.numel() and x.shape[-1] == inputs.shape[-1]:  # not by heads; idle experts get none
                 readers.append(linear)
 
-    with ExitStack() as hooks, torch.no_grad():
+    with ExitStack() as stack, torch.no_grad():
         for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
             if type(module) is nn.Linear:
-                hooks.enter_context(module.register_forward_pre_hook(read))
+                stack.enter_context(module.register_forward_pre_hook(read))
             elif getattr(getattr(module, "weight", None), "ndim", 0) == 1:
-                hooks.enter_context(module.register_forward_hook(note))
-        model(input_ids=ids, use_cache=False)
-    return groups.values()
+                stack.enter_context(module.register_forward_hook(note))
+        model.eval()(input_ids=ids, use_cache=False)
+    return [*groups.values()]
 
 
 def replace_linears(

