@@ -103,7 +103,6 @@ def speculators(kind: str = "llama", **flags: bool) -> Checkpoint:
 def eagle31() -> Checkpoint:
     """Return the head of `speculators("qwen3", **NORMS)` in EAGLE's layout."""
     config, weights = speculators("qwen3", **NORMS)
-    weights = {name.replace("layers.0.", "midlayer."): each for name, each in weights.items()}
     return config["transformer_layer_config"] | {"eagle_config": NORMS}, weights
 
 

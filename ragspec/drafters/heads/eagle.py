@@ -2,7 +2,7 @@
 
 The names of EAGLE-1, EAGLE-2 and HASS are `fc` and `layers.N`; EAGLE-3 has `midlayer`, `norm`,
 `lm_head`, `d2t` and `t2d`. A file says nothing of its target but sizes. Taps that it does not name
-are EAGLE-3's own; those in `eagle_config` count the outputs of layers (our reading of SpecForge).
+are EAGLE-3's own. Those in `eagle_config` are outputs of layers if the first is 1, as SGLang reads.
 """
 
 from typing import Any
@@ -30,9 +30,10 @@ def read(checkpoint: Checkpoint, target: CausalTarget | None) -> HeadWeights:
     inputs = state["fc.weight"].shape[1]
     settings: dict[str, Any] = {"embedding_size": inputs - size_of(layers, "hidden_size")}
     settings["bias"] = "fc.bias" in names or bool(config.get("bias"))  # EAGLE-3 has none
-    if any(name.startswith("midlayer.") for name in names):
+    if any(name.endswith(".hidden_norm.weight") for name in names):
         name, inner = "eagle_aux_hidden_state_layer_ids", part_of(config, "eagle_config", dict)
-        taps = taps_at(inner, name, after=1) or taps_at(config, name) or default_taps(target)
+        after = int(part_of(inner, name, list)[:1] == [1])
+        taps = taps_at(inner, name, after) or taps_at(config, name) or default_taps(target)
         settings = {"form": "eagle3", "taps": taps, "target_size": inputs // len(taps)}
         settings |= norms_of(config | inner)
     vocab_size = size_of(config | part_of(config, "ragspec", dict), "vocab_size")

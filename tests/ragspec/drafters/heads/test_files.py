@@ -137,9 +137,9 @@ def test_taps_of_the_file_decide_the_states_that_a_head_reads(tmp_path: Path) ->
     outputs = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}}
     published_heads.write(tmp_path, config | outputs, weights)
     assert open_head(tmp_path).config.taps == (2, 3, 5)
-    far = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}}
+    far = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 9]}}  # inputs, as of Kimi
     published_heads.write(tmp_path, config | far, weights)
-    with pytest.raises(UnsupportedModelError, match=r"input of layer 10; got .* with 6 layers"):
+    with pytest.raises(UnsupportedModelError, match=r"input of layer 9; got .* with 6 layers"):
         HeadDrafter(tmp_path, model)
 
 
