@@ -69,7 +69,7 @@ class Janus(PromptFamily):
     def _in_template(self, prompt: str) -> str:
         chat = getattr(self.tokenizer, "chat_template", None)
         if chat is None:
-            return TEMPLATE.replace("{prompt}", prompt)
+            return TEMPLATE.replace("{prompt}", prompt.strip())
         # A processor's template reads a list of parts, a tokenizer's template reads a string.
         parts = "'text'" in chat or '"text"' in chat or ".text" in chat
         content: Any = [{"type": "text", "text": prompt}] if parts else prompt
