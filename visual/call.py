@@ -36,7 +36,7 @@ class ImageCall:
         generator: The source of the seeds, or one for each image; None for torch's global one.
         num_images_per_prompt: Images of each prompt or class, next to each other.
         temperature: 0 is greedy.
-        top_k, top_p, min_p: See `Sampling`.
+        top_k, top_p, min_p: See `Sampling`; top_k None for the family's, 0 for all codes.
         codes i64 [h, w] or [n]: Fixed codes, -1 for codes to generate, each from those before it.
         output_type: "pil", "np", "pt" or "latent", see `ImageOutput`.
         callback_on_step_end: Called after each forward with (pipeline, step, count, tensors). Steps
@@ -59,7 +59,7 @@ class ImageCall:
     generator: torch.Generator | Sequence[torch.Generator] | None = None
     num_images_per_prompt: int = 1
     temperature: float = 1.0
-    top_k: int = 0
+    top_k: int | None = None
     top_p: float = 1.0
     min_p: float = 0.0
     codes: Tensor | None = None

@@ -100,10 +100,11 @@ class CallState:
             max_batch_size=pipe.batch_size,
         )
         temperature = 1.0 if latents else call.temperature
+        top_k = family.top_k if call.top_k is None else call.top_k
         began, owner = time.perf_counter(), object()
         requests, _ = engine.prepare(
             prompts,
-            Sampling(temperature, call.top_k, call.top_p, call.min_p, seed=list(config.seeds)),
+            Sampling(temperature, top_k, call.top_p, call.min_p, seed=list(config.seeds)),
             {"max_new_tokens": tokens, "ignore_eos": True, "on_step": progress.step},
         )
         handles = [engine.add(each, owner) for each in requests]

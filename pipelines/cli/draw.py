@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KEY = "ragspec"
 NAME_LETTERS = 40  # most letters of the subject in a file name
-PLACE, SIZE = ("device", "dtype"), ("height", "width")
+PLACE, CALL = ("device", "dtype"), ("height", "width", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class DrawOptions:
     setting: list[str] = option(
         [],
         "A setting of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s), of "
-        "denoising (steps, floor, iterations), device, dtype, or height and width in pixels (of "
-        "Emu3 and Lumina-mGPT alone); repeatable.",
+        "denoising (steps, floor, iterations), of sampling (top_k, top_p, min_p), device, dtype, "
+        "or height and width in pixels (of Emu3 and Lumina-mGPT alone); repeatable.",
         "--set",
         "-s",
         metavar="NAME=VALUE",
@@ -111,7 +111,7 @@ class DrawOptions:
         if kind not in visual.KINDS:  # of another package's family
             return
         if self.rule or folder.index is None:
-            visual.check_rule(kind, self.rule, self.settings(*PLACE, *SIZE))
+            visual.check_rule(kind, self.rule, self.settings(*PLACE, *CALL))
         mode = "deterministic" if "tv_budget" in self.settings() else "coupled"
         check_drafts(self.drafters, folder, kind, mode)
         config = read_config(folder.target / CONFIG, "model_type")
@@ -147,7 +147,7 @@ class DrawOptions:
 
     def settings(self, *others: str) -> dict[str, Any]:
         """Return the settings by name, without some others; raise InputError for other texts."""
-        settings, whole = dict[str, Any](), {*visual.WHOLE, *SIZE}
+        settings, whole = dict[str, Any](), {*visual.WHOLE, *CALL} - {"top_p", "min_p"}
         for text in self.setting:
             name, _, value = text.partition("=")
             name = name.strip().replace("-", "_").replace("lambda", "lam")
@@ -170,7 +170,7 @@ class DrawOptions:
             "guidance_scale": self.guidance,
             "temperature": self.temperature,
             "num_images_per_prompt": self.n,
-            **{name: settings[name] for name in SIZE if name in settings},
+            **{name: settings[name] for name in CALL if name in settings},
         }
 
 
@@ -190,7 +190,7 @@ def draw(options: DrawOptions) -> None:
             options.rule or "auto",
             family=options.family,
             budget=None if options.budget is None else o.number_or_name(options.budget),
-            **options.settings(*SIZE),
+            **options.settings(*CALL),
         )
     if names := pipe.class_names:
         classes = [names[pipe.family.label_of(each)] for each in options.classes]
@@ -248,11 +248,12 @@ def describe_images(
     record, family = pipe.record, pipe.family
     drafts = {name: record.pop(name, None) for name in ("drafter", "budget", "batch_size")}
     drafts |= {} if "auto" in options.drafters else {"drafter": options.drafter}
+    usual = {"top_k": family.top_k} if family.top_k else {}
     common: dict[str, Any] = {
         "model": options.source,
         "family": next(name for name, each in entries("family") if each is type(family)),
         "rule": pipe.rule_name,
-        "settings": {**record, **pipe.settings, **options.settings(*PLACE)},
+        "settings": {**usual, **record, **pipe.settings, **options.settings(*PLACE)},
         "guidance": family.guidance if options.guidance is None else options.guidance,
         "temperature": options.temperature,
         "dtype": str(pipe.dtype).removeprefix("torch."),

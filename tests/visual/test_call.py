@@ -37,9 +37,6 @@ def test_a_class_is_a_whole_number_or_a_name(inputs: Any, number: int) -> None:
 def test_missing_and_ambiguous_classes_are_refused(inputs: Any) -> None:
     with pytest.raises(InputError, match="expected"):
         class_number(inputs, NAMES, 4)
-
-
-def test_names_of_a_model_without_names_are_refused() -> None:
     with pytest.raises(InputError, match="has no names, expected 0 to 9"):
         class_number("cat", (), 10)
 
@@ -48,7 +45,7 @@ def seeds_of(generator: Any, count: int) -> list[int]:
     return ImageCall(generator=generator).seeds(count)
 
 
-def test_first_seeds_do_not_depend_on_the_number_of_images() -> None:
+def test_seeds_come_from_generators_or_the_global_one_whatever_the_number() -> None:
     assert seeds_of(dice(), 5)[:2] == seeds_of(dice(), 2)
     assert seeds_of([dice(), dice()], 2) == [seeds_of(dice(), 1)[0]] * 2
     assert len(set(seeds_of(None, 20))) == 20
@@ -58,9 +55,6 @@ def test_first_seeds_do_not_depend_on_the_number_of_images() -> None:
     for wrong in inputs:
         with pytest.raises(InputError, match="Pass seed=0"):
             seeds_of(wrong, 2)
-
-
-def test_without_a_generator_seeds_come_from_the_global_one() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         first = [seeds_of(None, 2), seeds_of(None, 2)]

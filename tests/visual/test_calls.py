@@ -50,15 +50,12 @@ def values(out: Any) -> Any:
 def test_images_of_a_batch_equal_those_drawn_alone(saved: Saved, kind: str) -> None:
     pipe, call = opened(saved(kind)), CALLS[kind]
     scales = [1.0] * 3 if kind == "imagegpt" else [3.0, 1.0, 3.0]
-    guided = {} if kind == "imagegpt" else {"guidance_scale": scales}
-    several = pipe(**call, seed=5, **guided)
+    several = pipe(**call, seed=5, guidance_scale=scales)
     assert several.stats.seeds == (5, 6, 7)
-    tensors = {name: torch.tensor(each) for name, each in guided.items()}
-    keys = dict.fromkeys([5, 6, 7]).keys()
-    assert torch.equal(values(pipe(**call, seed=keys, **tensors)), values(several))
+    more = {"seed": dict.fromkeys([5, 6, 7]).keys(), "guidance_scale": torch.tensor(scales)}
+    assert torch.equal(values(pipe(**call, **more)), values(several))
     for row, scale in enumerate(scales):
-        again = {} if kind == "imagegpt" else {"guidance_scale": scale}
-        alone = pipe(**one(call, row), seed=several.stats.seeds[row], **again)
+        alone = pipe(**one(call, row), seed=several.stats.seeds[row], guidance_scale=scale)
         assert torch.allclose(values(alone)[0], values(several)[row], atol=1e-4)
         assert (alone.acceptance_map[0] == several.acceptance_map[row]).all()
 
@@ -100,8 +97,9 @@ def test_invalid_arguments_of_a_call_are_refused(
     for inputs in wrong:
         with pytest.raises(InputError, match="expected"):
             pipe(**CALLS["codes"], **inputs)
-    for other in ({"prompt": "a cat"}, {"guidance_interval": np.array([0, 2])}):
-        with pytest.raises(InputError, match=r"(\(0, 2\)|got prompt).* conditions"):
+    sampled = {"guidance_interval": np.array([0, 2])}, {"guidance_scale": [1.0, 2.0]}
+    for other in ({"prompt": "a cat"}, *sampled):
+        with pytest.raises(InputError, match=r"(\(0, 2\)|\(1\.0, 2\.0\)|got prompt).* conditions"):
             opened(saved("imagegpt"))(**other)
     for kind in ("codes", "janus", "emu3", "imagegpt"):
         with pytest.raises(InputError, match="got codes from 99 to 99; expected 0 to"):

@@ -23,7 +23,7 @@ from ragspec.sampling.settings import whole
 from ragspec.types import PreTrainedModel
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual import loading
-from ragspec.visual.call import ImageCall, ImageConfig, PipelineOptions
+from ragspec.visual.call import ImageCall, ImageConfig, PipelineOptions, some
 from ragspec.visual.checks import class_number
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.output import ImageSample, codes_of, samples_of
@@ -53,6 +53,7 @@ class Family:
     kind: ClassVar[str]  # the model_type of its models
     model_class: ClassVar[type[PreTrainedModel] | str]  # of its models, or a name in transformers
     guidance: ClassVar[float] = 2.0  # the default guidance_scale
+    top_k: int = 0  # the default top_k, 0 for all codes
     default_rule: ClassVar[str] = "exact"
     plain_rule: ClassVar[str | None] = None  # the name of drawing by `plain_samples`, if it does
     dtype: ClassVar[str] = "auto"
@@ -185,10 +186,10 @@ class Family:
             expected = self.condition or "none: the model draws without conditions"
             got = " and ".join(passed) or "nothing to draw"
             raise InputError(f"got {got}; expected {expected}.")
-        usual = ImageCall()
+        usual = ImageCall(top_k=0, guidance_scale=1.0)  # which have no effect
         for name, reason in self.unsupported.items():
-            value = getattr(call, name)
-            if value is not None and value != getattr(usual, name):
+            value, off = getattr(call, name), getattr(usual, name)
+            if value is not None and any(each != off for each in some(value)):
                 raise InputError(f"got {name}={value!r}; {reason}")
         if call.negative_prompt and self.condition != "prompt":
             raise InputError(

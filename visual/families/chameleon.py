@@ -75,7 +75,7 @@ class Chameleon(multimodal.PromptFamily):
     def __init__(self, *inputs: Any, **options: Any) -> None:
         super().__init__(*inputs, **options)
         if hasattr(self.model.config, "z_loss_weight"):
-            self.target, self.step = LuminaTarget, 2
+            self.target, self.step, self.top_k = LuminaTarget, 2, 2000  # as in its solver
             self.raster = replace(self.raster, ends=1)
 
     @classmethod

@@ -35,6 +35,7 @@ class Emu3(multimodal.PromptFamily):
     model_class = "Emu3ForConditionalGeneration"
     target = Emu3Target
     guidance = 3.0
+    top_k = 2048  # as in the model's generation config
     step = 1
 
     def usual_raster(self) -> Raster:

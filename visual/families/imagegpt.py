@@ -70,6 +70,7 @@ class ImageGPT(Family):
     unsupported = {  # noqa: RUF012
         "codes": "expected none: ImageGPT draws whole images.",
         "guidance_interval": "expected none: ImageGPT has no conditions.",
+        "guidance_scale": "expected none: ImageGPT has no conditions.",
     }
     condition = None
 
@@ -95,12 +96,6 @@ class ImageGPT(Family):
         expected = "preprocessor_config.json with the clusters of colours. Copy it there."
         with expect_readable(f"{folder.target} holds no image processor", expected):
             return ImageGPTImageProcessor.from_pretrained(folder.target)
-
-    def check(self, call: ImageCall) -> None:
-        """Raise InputError for conditions, guidance or fixed codes."""
-        super().check(call)
-        if call.guidance_scale not in (None, 1):
-            raise InputError("got guidance_scale; expected none: ImageGPT has no conditions.")
 
     def conditions(self, call: ImageCall, raster: Raster) -> tuple[None]:
         """Return one condition, that of nothing."""

@@ -53,18 +53,20 @@ def test_a_saved_pipeline_draws_with_its_settings_and_a_random_seed(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_image_holds_its_settings(folder: str, tmp_path: Path, dtype: str) -> None:
-    place = ("--seed", "1", "-s", f"dtype={dtype}", tmp_path / "out")
+    place = ("--seed", "1", "-s", f"dtype={dtype}", "-s", "top_k=3", tmp_path / "out")
     result = draw("--class", "red", "--class", "2", "--model", folder, *place)
     assert (len({*result["subjects"]}), result["family"], result["guidance"]) == (2, "llamagen", 2)
     drafts = {"drafter": "jacobi", "budget": 12}
     assert (drafts.items() <= result.items()) == ("drafter" in result) == (dtype != "float32")
-    settings: dict[str, Any] = {"delta": 0.2, "neighbours": 5}
-    pipe = ImagePipeline.from_pretrained(folder, "model", "lantern", budget=3, **settings)
+    more: dict[str, Any] = {"delta": 0.2, "neighbours": 5}
+    pipe = ImagePipeline.from_pretrained(folder, "model", "lantern", budget=3, dtype=dtype, **more)
     pipe.save_pretrained(tmp_path / "saved")
     result = draw("--class", "1", "--model", tmp_path / "saved", *place)
     record = json.loads(Image.open(result["images"][0]).info["ragspec"])
-    stored = {"rule": "lantern", "settings": settings, "drafter": "model", "budget": 3}
-    assert record == record | stored
+    stored = {"rule": "lantern", "settings": more | {"top_k": 3}, "budget": 3}
+    assert record == record | stored | {"drafter": "model"}
+    image = pipe(class_labels=1, seed=1, top_k=3).images[0]
+    assert Image.open(result["images"][0]).tobytes() == image.tobytes()
 
 
 def test_a_file_of_another_run_is_not_overwritten(

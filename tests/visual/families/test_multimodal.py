@@ -135,6 +135,7 @@ def test_emu3_draws_what_its_generate_draws(size: Any, negative: str, draw: Samp
     record |= {"guidance_scale": SCALE, **sized("emu3", *size)}
     out = pipe(PROMPTS, negative_prompt=negative, output_type="pt", **record)
     assert out.codes.shape == (len(PROMPTS), *size) == out.acceptance_map.shape
+    assert pipe.family.top_k == 2048
     assert out.stats.excess.shape == out.codes.shape
     assert out.stats.nll_gaps.size <= out.codes.numel()
     for row, text in enumerate(PROMPTS):
@@ -202,6 +203,10 @@ def test_lumina_draws_rows_after_the_size(drafter: Any, negative: Any, tmp_path:
     norm = pipe.model.model.layers[1].self_attn.q_norm.weight
     assert torch.equal(norm, norm[:1].expand_as(norm)) and norm[0].std() > 0
     pipe.save_pretrained(tmp_path / "two")
+    assert pipe.family.top_k == 2000
+    pipe.family.top_k = 1  # the default of calls
+    best = pipe("red cat", temperature=0.0, **request)
+    assert torch.equal(pipe("red cat", generator=dice(), **request).codes, best.codes)
     again = ImagePipeline.from_pretrained(tmp_path / "two", dtype=torch.float64)
     assert torch.equal(again("red cat", generator=dice(), **request).codes, out.codes)
     for height, message in ((6, "a multiple of 4 pixels"), (12, "got an image .* at most 8 in")):
@@ -356,6 +361,7 @@ def test_prompts_are_read_as_by_the_models_processors() -> None:
     words = janus.tokenizer.convert_ids_to_tokens(encoded(pipe, "red cat")[0][0])
     assert words[-1] == "<boi>"
     assert [word for word in words if word in ("red", "cat", "User")] == ["User", "red", "cat"]
+    assert pipe.family._in_template(" red\n") == pipe.family._in_template("red")
 
 
 def unpadded(read: Any) -> list[list[int]]:
