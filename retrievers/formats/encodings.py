@@ -33,10 +33,9 @@ WIDER = {
     "gb2312": "gb18030", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs",
     "tis-620": "cp874",
 }  # fmt: skip
-_LATIN = "cp1252 iso8859_15 cp1250 cp1254 iso8859_2 cp1257 mac_roman cp850 cp437"
-_GUESSED = """cp1252 cp1250 cp1251 koi8_r cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp874 cp866
+LATIN = "cp1252 iso8859_15 cp1250 cp1254 iso8859_2 cp1257 mac_roman cp850 cp437"
+GUESSED = """cp1252 cp1250 cp1251 koi8_r cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp874 cp866
 cp932 euc_jp gb18030 big5 cp949 iso8859_5 iso8859_6 koi8_u"""
-LATIN, GUESSED = _LATIN.split(), _GUESSED.split()
 # Letters of languages above ASCII; one covers nearly all of a text in the right codec.
 _ALPHABETS = """äöüß àâçéèêëîïôùûüœæ áéíñóúüªº áâãàçéêíóôõúü àèéìòùî åäöæøéüáêèô ëïéöüèó ąćęłńóśźż
 áčďéěíňóřšťúůýž áäčďéíĺľňóôŕšťúýž áéíóöőúüű ăâîșțşţ čćđšžäöüõ çğıöşüâîû áðéíóúýþæö àçèéíïòóúü"""
@@ -216,7 +215,7 @@ def _guess(data: bytes) -> str:
     """Return the likeliest codec; Windows-1252 where too little stands above ASCII to tell."""
     high = data.translate(None, bytes(range(128)))
     texts = dict[str, str]()
-    for codec in LATIN:  # the first of equal texts
+    for codec in LATIN.split():  # the first of equal texts
         texts.setdefault(strict(data, codec) or "\ufffd", codec)
     shares = {c: _spelled(text, ALPHABETS + BALTIC * (c == "cp1257")) for text, c in texts.items()}
     if shares.get("cp1254", 0.0) >= shares["cp1252"] > shares.get("cp1250", 0.0):
@@ -224,7 +223,7 @@ def _guess(data: bytes) -> str:
     elif shares["cp1252"] >= shares.get("cp1250", 0.0) and not ROMANIAN.search(next(iter(texts))):
         shares.pop("cp1250", None)  # as Czech has many letters of other languages
     best = max(shares.values()) if 3 * len(high) < len(data) else 0.0
-    codecs = [codec for codec in shares if shares[codec] == best] if best >= SPELLED else GUESSED
+    codecs = [c for c in shares if shares[c] == best] if best >= SPELLED else GUESSED.split()
     if len(high) < ENOUGH or len({*high}) < DIFFERENT:
         return codecs[0]
     if len(re.findall("[ぁ-ん]", strict(data, "euc_jp") or "")) > HIRAGANA * len(high) / 2:

@@ -108,7 +108,7 @@ FORMULAS: dict[str, tuple[Callable[[str], str], ...]] = {
     **dict.fromkeys(("msub", "munder"), (str, lowered)),
     **dict.fromkeys(("msubsup", "munderover"), (based, lowered, powered)),
     "mfrac": (grouped, lambda part: f"/{grouped(part)}"),
-    "stack": (str, "; {}".format),  # a fraction without a bar, as rows of a matrix
+    "stack": (str, *["; {}".format] * 999),  # a fraction without a bar, as rows of a matrix
     "msqrt": (lambda part: f"√{grouped(part)}",),
     "mroot": (grouped, lambda part: f"^(1/{part})"),
     "rad": (lambda degree: degree and f"({degree})", lambda part: f"√{grouped(part)}"),  # of Office

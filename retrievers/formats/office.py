@@ -1,4 +1,4 @@
-"""Word-processor files and presentations: the trees of Office Open XML, renamed to HTML.
+"""Word-processor files, presentations and books, as HTML; trees of Office Open XML are renamed.
 
 python-docx and python-pptx open the files, and the writer of HTML pages writes the text, so that
 exponents, formulas, tables and headings look as those of pages.
@@ -14,10 +14,12 @@ from pathlib import Path
 from posixpath import dirname, join, normpath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 from zipfile import ZipFile
 
-from ragspec.retrievers.formats.encodings import Extract, joined
-from ragspec.retrievers.formats.html import WORD, read_tree
+from ragspec.errors import DocumentError
+from ragspec.retrievers.formats.encodings import Extract, clean, joined
+from ragspec.retrievers.formats.html import WORD, read_page, read_tree
 from ragspec.retrievers.formats.numbering import OFF, Numbering, attribute, number_slide, whole
 from ragspec.retrievers.formats.readers import left_out, parsing
 
@@ -27,19 +29,19 @@ if TYPE_CHECKING:
 FORMULA_NAMES = {
     "f": "mfrac", "sSup": "msup", "sSub": "msub", "sSubSup": "msubsup", "rad": "rad",
     "nary": "nary", "func": "func", "sPre": "sPre", "limLow": "munder", "limUpp": "mover",
-    "mr": "mtr", "stack": "stack",
+    "mr": "mtr", "stack": "stack", "eqArr": "stack",
 }  # fmt: skip
 HTML_NAMES = FORMULA_NAMES | {
     "p": "p", "tbl": "table", "tr": "tr", "tc": "td", "br": "br", "cr": "br", "oMath": "math",
     "ruby": "ruby", "rt": "rt",
 }  # fmt: skip
 MARKS = {"begChr": "(", "sepChr": "|", "endChr": ")", "chr": "∫"}  # of formulas, by default
-UNREAD = ("sym", "acc", "bar", "groupChr", "eqArr")
+UNREAD = ("sym", "acc", "bar", "groupChr")
 TEXTS = {"tab": " ", "ptab": " ", "noBreakHyphen": "-", "sym": "\ufffd"}
 COMPUTED = re.compile(r"\s*(EQ|AUTONUM\w*|LISTNUM)\b", re.I)  # fields without a result
 LABELS = {"footnoteReference": "[{}]", "endnoteReference": "[endnote {}]"}
-# Deletions and moves that are tracked, second copies, tab stops, and properties of formulas.
-DROPPED = ("del", "moveFrom", "Fallback", "tabs", *(f"{name}Pr" for name in FORMULA_NAMES))
+# Deletions and moves that are tracked, codes of fields, tab stops, and properties of formulas.
+DROPPED = ("del", "moveFrom", "instruction", "tabs", *(f"{name}Pr" for name in FORMULA_NAMES))
 STRUCK = '*/*[contains(name(), "strike")][not(@*="0" or @*="false" or @*="off")]'
 STRUCK += ' | */@strike[.!="noStrike"]'
 TEXT_MARKS = ("vertAlign", "strike", "vanish")  # how the names of marks of text end
@@ -52,7 +54,11 @@ REPAIRS = (
     ("[[]Con.*", rb"ms-word\.\w+\.\w+", b"openxmlformats-officedocument.wordprocessingml.document"),
     ("[[]Con.*", rb"(presentationml|powerpoint)\.(?:slideshow|template)", rb"\1.presentation"),
     ("docProps/core.*", rb"<(\w+:(?:created|modified|lastPrinted))\b%s</\1>" % _DATE, b""),
-    ("xl/styles.*", rb"<(\w+:|)fill\s*(?:/>|></\1fill>)", rb"<\1fill><\1patternFill/></\1fill>"),
+    ("xl/styles.*", rb"(?s)\A(?>(.*?</(\w+:|)fonts>)).*?(?=<\2cellXfs\b)", rb"\1"),
+    ("xl/styles.*", rb"(?s)\A(?>(.*?</(\w+:|)cellXfs>)).*(?=</\2styleSheet>)", rb"\1"),
+    ("xl/styles.*", rb'\s(?!version|encoding|xmlns|\w+Id=|formatCode|val=)[\w:]+="[^"]*"', b""),
+    ("xl/styles.*", rb"<(\w+:)Choice\b[^<]*(?:<(?!/?\1Choice\b)[^<]*)*</\1Choice>", b""),
+    ("xl/styles.*", rb"</?\w+:(?:AlternateContent|Fallback)\b[^<>]*>", b""),
     ("xl/sharedStrings.*", b"_x005F_", b"_x005f_"),  # which openpyxl would unescape by itself
 )
 
@@ -87,18 +93,16 @@ def read_part(
     numbers = Counter[str]()  # of notes at the foot, by the name of their references
     parser = etree.XMLParser(recover=True, resolve_entities=False)  # an undefined entity stays one
     root = etree.fromstring(etree.tostring(part), parser)
-    for row in list(root.iterfind(".//{*}tr/{*}trPr/{*}del/../..")):
-        row.tag = "del"
+    for each in reversed(list(root.iter("{*}AlternateContent"))):  # the first choice with text
+        each[:] = [*max(each, key=lambda form: any(t.text for t in form.iter("{*}t")), default=())]
     etree.strip_tags(root, "{*}sdt", "{*}sdtContent", "{*}customXml", "{*}smartTag", "{*}proofErr")
-    changes = root.iter("{*}del", "{*}moveFrom")
-    counts["tracked deletions left out"] += sum(bool(len(element)) for element in changes)
     drop_instructions(root, counts)
     apply_styles(root, styles)
     hidden = (each for each in root.iter("{*}vanish") if attribute(each, "val") not in OFF)
     counts["embedded documents left out"] += len(root.findall(".//{*}altChunk"))
     counts["runs of hidden text read"] += sum(e.find("../../{*}t") is not None for e in hidden)
     write_marks(root)
-    drop_deletions(root)
+    drop_deletions(root, counts)
     for element in list(root.iter(etree.Element)):
         name = str(element.tag).rpartition("}")[2]
         element.tail = None
@@ -139,15 +143,20 @@ def drop_instructions(root: "_Element", counts: Counter[str]) -> None:
             pending.append(each)
             counts["fields without a result left out"] += bool(COMPUTED.match(each.text or ""))
         while pending and "begin" not in fields:  # a field that is never closed loses no text
-            pending.pop().tag = "Fallback"
+            pending.pop().tag = "instruction"
 
 
-def drop_deletions(root: "_Element") -> None:
-    """Drop what is no text of a file, and join paragraphs whose ends are deleted or moved away."""
+def drop_deletions(root: "_Element", counts: Counter[str]) -> None:
+    """Drop what is no text, and join paragraphs without an end or of a large letter to the next."""
     from lxml import etree
 
+    for row in list(root.iterfind(".//{*}tr/{*}trPr/{*}del/../..")):
+        row.tag = "del"
+    changes = [each for each in root.iter("{*}del", "{*}moveFrom") if len(each)]
+    counts["tracked deletions left out"] += len(changes)
     marks = list(root.iterfind(".//{*}p/{*}pPr/{*}rPr/*"))
     ends = [e.getparent().getparent() for e in marks if e.tag.endswith(("}del", "}moveFrom"))]
+    ends += root.xpath('//*[local-name()="framePr"]/@*[local-name()="dropCap" and .!="none"]/../..')
     etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
     for properties in ends:
         paragraph = properties.getparent()
@@ -188,6 +197,8 @@ def write_marks(root: "_Element") -> None:
         field.append(E.t("".join((texts or ["☐", "☒"])[number : number + 1])))
     for element in root.xpath('//*[local-name()="fPr"][*/@*="noBar"]/..'):
         element.tag = "stack"
+    for text in root.iterfind(".//{*}eqArr//{*}t"):
+        text.text = (text.text or "").replace("&", "")  # it lines up the equations
     for element in root.iter("{*}d", "{*}nary"):
         properties = (each for first in element[:1] for each in first)
         marks = MARKS | {str(e.tag).rpartition("}")[2]: attribute(e, "val") for e in properties}
@@ -248,12 +259,11 @@ def repair(data: bytes) -> bytes:
             for old, new in forms:
                 changed = re.sub(old, new, changed)
             root = etree.fromstring(part, parser) if is_list else etree.Element("none")
-            size = len(root)
             for each in root.findall("{*}Relationship"):
                 target = normpath(join("/", dirname(dirname(name)), each.get("Target", "")))
                 if each.get("TargetMode") != "External" and target[1:] not in names:
                     root.remove(each)
-            changed = etree.tostring(root) if len(root) < size else changed
+                    changed = etree.tostring(root)
             if changed != part:
                 archive.writestr(name, changed)
     return file.getvalue()
@@ -303,17 +313,45 @@ def read_pptx(path: Path, data: bytes) -> Extract:
         if slide.element.get("show") in OFF:
             notes.append(f"the hidden slide {number + 1} left out")
             continue
-        for shape in list(slide.element.iter("{*}sp")):
-            if attribute(shape, "nvSpPr/nvPr/ph/type") in RUNNING:
-                counts["headers and footers left out"] += bool("".join(shape.itertext()).strip())
-                shape.getparent().remove(shape)
-        number_slide(slide.element, counts)
         with parsing(path):
-            frame = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
+            pages = [slide, slide.notes_slide] if slide.has_notes_slide else [slide]
             named = getattr(slide.shapes.title, "text", "").split()  # one may be a picture
-        spoken = "" if frame is None else read_part(frame._txBody, counts, {}).text
-        texts = [read_part(slide.element, counts, {}).text, *[f"Notes: {spoken}"] * bool(spoken)]
+        texts = list[str]()
+        for element in (page.element for page in pages):
+            for shape in list(element.iter("{*}sp")):
+                fields = {each.getparent().get("type") for each in shape.iter("{*}t")}
+                if fields == {"slidenum"} or attribute(shape, "nvSpPr/nvPr/ph/type") in RUNNING:
+                    is_counted = not texts and any(map(str.strip, shape.itertext()))
+                    counts["headers and footers left out"] += is_counted
+                    shape.getparent().remove(shape)
+            number_slide(element, counts)
+            text = read_part(element, counts, {}).text
+            texts += [f"Notes: {text}"] * bool(text) if texts else [text]
         heading = " ".join(named) or f"{title or path.name}, slide {number + 1}"
         slides[number] = Extract("\n\n".join(texts), headings=((0, heading),))
     notes += [f"{number} {what}" for what, number in counts.items() if number]
     return replace(joined(slides, title, "slide"), notes=tuple(notes))
+
+
+def read_epub(path: Path, data: bytes) -> Extract:
+    """Return the chapters of an electronic book; raise DocumentError if it is protected."""
+    from lxml import etree
+
+    notes, parser = left_out(path, data), etree.XMLParser(resolve_entities=False)
+    with parsing(path), ZipFile(BytesIO(data)) as archive:
+        names = set(archive.namelist())
+        if names & {"META-INF/rights.xml", "META-INF/sinf.xml"}:
+            raise DocumentError(f"{path} is protected by digital rights management.")
+        container = etree.fromstring(archive.read("META-INF/container.xml"), parser)
+        package = container.xpath("string(//@full-path)")
+        root = etree.fromstring(archive.read(package), parser)
+        hrefs = {e.get("id"): unquote(e.get("href")) for e in root.iterfind(".//{*}item[@href]")}
+        spine = [each.get("idref", "") for each in root.iterfind(".//{*}itemref")]
+        places = [normpath(join(dirname(package), hrefs.get(each, each))) for each in spine]
+        chapters = [(place, archive.read(place)) for place in places if place in names]
+        title = " ".join((root.findtext(".//{*}title") or "").split())
+    notes += [f"the chapter {clean(place)} is missing" for place in places if place not in names]
+    parts = [read_page(path / place, chapter) for place, chapter in chapters]
+    notes = [*dict.fromkeys(note for part in parts for note in part.notes), *notes]
+    title = title or next((part.title for part in parts), "")
+    return replace(joined([part for part in parts if part.text], title), notes=tuple(notes))

@@ -25,7 +25,7 @@ _READERS = {
     ".py .pyi": "markup:read_python",
     ".ics .ifb .vcf": "markup:read_calendar",
     ".html .htm .xhtml": "html:read_page",
-    ".epub": "books:read_epub",
+    ".epub": "office:read_epub",
     ".pdf": "pdf:read_pdf",
     ".docx .docm .dotx .dotm": "office:read_docx",
     ".pptx .pptm .ppsx .ppsm .potx .potm": "office:read_pptx",

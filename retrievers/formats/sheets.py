@@ -206,7 +206,8 @@ def cell_text(cell: Any) -> str:
     """Return the value of a cell as its reader sees it."""
     text = "" if cell.value is None else value_text(cell.value, cell.number_format or "")
     if isinstance(cell.value, time | datetime | timedelta):
-        text = re.sub(r"(?<=:\d\d\.\d{3})000$", "", text)  # it has milliseconds
+        has_fractions = re.search(r"s\]?\.0", cell.number_format, re.I)  # of milliseconds
+        text = re.sub(r"(?<=\.\d{3})000$" if has_fractions else r"(?<=:\d\d)\.\d+$", "", text)
     text = ESCAPE.sub(lambda match: clean(chr(int(match[1], 16))), text)
     return f"~~{text}~~" if text and cell.font.strike else text
 

@@ -1,7 +1,8 @@
 """Office files and a book with what readers must know of their formats."""
 
 import zipfile
-from datetime import datetime, timedelta
+from copy import deepcopy
+from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,20 @@ MATH = "http://schemas.openxmlformats.org/officeDocument/2006/math"
 PICTURE_TITLE = """<p:pic xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main">
 <p:nvPicPr><p:cNvPr id="9" name="t"/><p:cNvPicPr/><p:nvPr><p:ph type="title"/></p:nvPr></p:nvPicPr>
 <p:blipFill/><p:spPr/></p:pic>"""
+FORMS = f"<w:AlternateContent><w:Choice/>{2 * '<w:{0}><w:t>{1}</w:t></w:{0}>'}</w:AlternateContent>"
 TRACKED = f"""<w:p xmlns:w="{WORD}" xmlns:m="{MATH}"><w:pPr><w:rPr><w:del/></w:rPr></w:pPr>
 <w:r><w:t>It is</w:t><w:ptab/></w:r><w:del><w:r><w:delText>old</w:delText></w:r></w:del>
 <w:ins><w:r><w:t>new: </w:t></w:r></w:ins><m:oMath><m:f><m:fPr/><m:num><m:r><m:t>a+b</m:t></m:r>
 </m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f><m:rad><m:deg/><m:e><m:r><m:t>y</m:t></m:r></m:e>
 </m:rad><m:d><m:dPr><m:begChr m:val="["/><m:sepChr m:val=","/><m:endChr m:val="]"/></m:dPr>
-<m:e><m:r><m:t>u</m:t></m:r></m:e><m:e><m:r>
-<m:t>v</m:t></m:r></m:e></m:d><m:nary><m:sub/><m:sup><m:d><m:e><m:r><m:t>n</m:t></m:r></m:e></m:d>
+<m:e><m:eqArr><m:e><m:r><m:t>u&amp;</m:t></m:r><m:r><m:t>=1</m:t></m:r></m:e><m:e><m:r><m:t>w</m:t>
+</m:r></m:e></m:eqArr></m:e><m:e><m:r><m:t>v</m:t></m:r></m:e></m:d><m:nary><m:sub/><m:sup><m:d><m:e><m:r><m:t>n</m:t></m:r></m:e></m:d>
 </m:sup><m:e><m:r><m:t>x</m:t></m:r></m:e></m:nary><m:f><m:fPr><m:type m:val="noBar"/></m:fPr>
 <m:num><m:r><m:t>n</m:t></m:r></m:num><m:den><m:r><m:t>k</m:t></m:r></m:den></m:f></m:oMath>
-<w:r><w:sym/></w:r><w:r><w:rPr><w:position w:val="-8"/><w:sz w:val="14"/></w:rPr><w:t>2</w:t></w:r>
-<w:r><w:rPr><w:position w:val="2"/><w:sz w:val="13"/></w:rPr><w:t>3</w:t></w:r><w:altChunk/>
+<w:r><w:sym/></w:r><w:r><w:rPr><w:position w:val="-8"/><w:sz w:val="14"/></w:rPr>
+{FORMS.format("Other", 2)}</w:r>
+<w:r><w:rPr><w:position w:val="2"/><w:sz w:val="13"/></w:rPr>
+{FORMS.format("Choice", 3)}</w:r><w:altChunk/>
 <w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry/>
 <w:listEntry w:val="Red"/></w:ddList><w:checkBox><w:default w:val="0"/><w:checked/></w:checkBox>
 </w:ffData></w:fldChar><w:fldChar w:fldCharType="end"/></w:r><w:r><w:ruby><w:rt><w:r>
@@ -40,8 +44,9 @@ FORMATS: list[tuple[Any, str, str]] = [
     (3, '[<5]0" g";0" kg"', "3"), (10**30, "0.0", f"{10**30}.0"), (0.5, "# ?/?", "0.5"),
     (7, "#", "7"), (-5, '0;"minus "0', "minus 5"), (1.5, "hh:mm", "12:00:00"),
     (timedelta(hours=45.5), "[h]:mm", "45:30:00"), (timedelta(hours=-1.5), "[h]:mm", "-1:30:00"),
-    (datetime(2024, 5, 1, 10, 0, 0, 987000), "yyyy-mm-dd hh:mm", "2024-05-01 10:00:00.987"),
-    (timedelta(milliseconds=1500), "[h]:mm", "0:00:01.500"), ("1:02.500000", "@", "1:02.500000"),
+    (datetime(2024, 5, 1, 10, 0, 0, 987000), "yyyy-mm-dd hh:mm", "2024-05-01 10:00:00"),
+    (time(0, 0, 2, 5000), "m:s.0", "00:00:02.005"), (time(0, 0, 2, 5000), "h:mm:ss", "00:00:02"),
+    (timedelta(0, 1.5), "[s].0", "0:00:01.500"), ("1:02.500000", "@", "1:02.500000"),
 ]  # fmt: skip
 
 
@@ -80,7 +85,9 @@ def docx(path: Path) -> None:
         blob = f'<n xmlns:w="{WORD}"><n id="2">{note}</n></n>'.encode()
         uri = docx.opc.packuri.PackURI(f"/word/{kind}s.xml")
         file.part.relate_to(docx.opc.part.Part(uri, "text/xml", blob), f"/{kind}s")
-    file.add_paragraph("first", style="List Bullet")
+    cap = etree.SubElement(file.add_paragraph("f")._p.get_or_add_pPr(), f"{{{WORD}}}framePr")
+    cap.set(f"{{{WORD}}}dropCap", "drop")
+    file.add_paragraph("irst", style="List Bullet")
     for text in FIELDS:  # each in a paragraph
         run = file.add_paragraph().add_run("" if text.isalpha() else text)
         if text.isalpha():
@@ -108,6 +115,11 @@ def pptx(path: Path) -> None:
     run = slide.notes_slide.notes_text_frame.paragraphs[0].add_run()
     run.text = "2"
     run.font._element.set("baseline", "30000")
+    for field in (None, "slidenum"):
+        box = deepcopy(slide.notes_slide.notes_placeholder._element)
+        slide.notes_slide.shapes._spTree.append(box)
+        for each in box.iter("{*}r") if field else ():
+            each.set("type", field)
     slide.shapes.add_table(1, 2, 0, 0, 9, 9).table.cell(0, 1).text = "17"
     last = file.slides.add_slide(file.slide_layouts[6])
     last.shapes._spTree.append(etree.fromstring(PICTURE_TITLE))
