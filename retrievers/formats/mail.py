@@ -21,9 +21,15 @@ from ragspec.retrievers.formats.readers import parsing
 LINES = ("From", "To", "Cc", "Date", "Subject")
 FROM = rb"From [^\n]*\d{4}[^\n]*\n"
 START = re.compile(rb"\A" + FROM + rb"|(?<=\n)\r?\n" + FROM + rb"(?=[!-9;-~]+:)")
+UNREAD = ("text/css", "text/rtf")
 BEFORE = b" \t\r\n\xef\xbb\xbf"  # a message: empty lines and a mark of UTF-8
 WORD = re.compile(r"https?:\S+|(\d+|[^\W\d]+)")  # links have none
 MORE = 0.25  # of a page's words: least surplus over its plain text for the page to be read
+LINE_END = re.compile(r"\r+\n|\r")
+BASE64 = re.compile(r"\s*(?:[A-Za-z0-9+/]+[ \t]*\r?\n)*[A-Za-z0-9+/]*={0,2}[ \t]*(?=\r?\n|\Z)")
+CODE = re.compile(r"^[A-Za-z0-9+/]{60,}={0,2}\s*$", re.M)  # such lines are no plain text
+COMMAND = re.compile(r"<(<)|<param>(?s:.*?)</param>|</?[\w-]{1,60}>", re.I)  # of text/enriched
+FILLED = re.compile(r"<nofill>.*?</nofill>|\n(\n*)", re.I | re.S)
 QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 ENCODED = r"=\?[^?\s]+\?[bq]\?.*?\?="
 BARE_BOUNDARY = re.compile(r'(?<![\w*-])(boundary\s*=\s*)(?!")([^;\s]+)', re.I)
@@ -38,8 +44,7 @@ class LenientPolicy(EmailPolicy):
     def header_fetch_parse(self, name: str, value: str) -> Any:
         """Return a line, with encoded words as text."""
         if name.title() in LINES:
-            text = ENCODED_WORDS.sub(_decoded_words, " ".join(value.split()))
-            return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            return ENCODED_WORDS.sub(_decoded_words, " ".join(value.split()))
         if name.title() == "Content-Transfer-Encoding":  # with a comment or other signs
             value = "".join(re.findall(r"[\w-]+", value)[:1])
         value = BARE_BOUNDARY.sub(r'\1"\2"', value) if name.title() == "Content-Type" else value
@@ -63,30 +68,53 @@ def read_message(path: Path, data: bytes) -> Extract:
     """Return the text of a mail and of the mails in it; raise DocumentError if it is none."""
     with parsing(path):
         message: Any = message_from_bytes(data.lstrip(BEFORE), policy=LenientPolicy())
-        is_mail, title = any(map(message.get, (*LINES, "Content-Type"))), message["Subject"] or ""
+        is_mail = any(map(message.get, (*LINES, "Content-Type")))
     if not is_mail:
         raise DocumentError(f"{path} is no mail; expected lines such as From and Subject.")
     parts = [*_parts(path, message)]
-    notes = tuple(note for part in parts for note in part.notes)
     whole = joined([part for part in parts if part.text])
-    return replace(whole, title=clean(" ".join(title.split())), notes=notes)
+    return replace(
+        whole, title="".join(title for _, title in parts[0].headings), notes=joined(parts).notes
+    )
+
+
+def _codec(message: MIMEPart) -> str:
+    """Return the codec that a part declares; "" if none, or ASCII, as other bytes are an error."""
+    charset = message.get_content_charset() or ""
+    return codec_of(charset) if "ascii" not in charset else ""
+
+
+def _header(path: Path, message: MIMEPart) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the main lines, of UTF-8 or the codec of a part or a guess, and notes on a guess."""
+    lines = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
+    extract = Extract("\n".join(lines.values()))
+    codecs = ["utf-8", *map(_codec, message.walk())]
+    for codec in ["iso2022_jp"] * ("\x1b$" in extract.text) + codecs:
+        with suppress(LookupError, UnicodeError):
+            extract = Extract(extract.text.encode(codec, "surrogateescape").decode(codec))
+            break
+    else:
+        with suppress(DocumentError):
+            extract = decode(path, extract.text.encode("utf-8", "surrogateescape"))
+    return dict(zip(lines, extract.text.split("\n"), strict=False)), extract.notes
 
 
 def _parts(path: Path, message: MIMEPart) -> Iterator[Extract]:
     """Yield the header of a message, and the texts and messages in it."""
     with parsing(path):
-        header = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
+        header, notes = _header(path, message)
         kind, name = message.get_content_type(), message.get_filename()
         is_attachment, inner = message.is_attachment(), _inner(message)
-    title, note = clean(header.get("Subject", "")), ""
+    title = clean(header.get("Subject", ""))
     if kind == "multipart/alternative":
-        inner, note = _forms(path, message)
+        inner, lost = _forms(path, message)
+        notes += lost
     lines = clean("\n".join(f"{name}: {value}" for name, value in header.items()))
-    yield Extract(lines, headings=((0, title),) if title else (), notes=(note,) if note else ())
+    yield Extract(lines, headings=((0, title),) if title else (), notes=notes)
     if inner and kind.startswith(("multipart/", "message/rfc822")):
         for part in inner:
             yield from _parts(path, part)
-    elif kind.startswith(("text/", "multipart/")) and kind != "text/css" and not is_attachment:
+    elif kind.startswith(("text/", "multipart/")) and kind not in UNREAD and not is_attachment:
         yield _body(path, message)
     else:
         yield Extract("", notes=(f"the attachment {clean(name or kind)} left out",))
@@ -104,7 +132,7 @@ def _inner(message: MIMEPart) -> list[Any]:
     return [message_from_bytes(data, policy=policy)] if isinstance(data, bytes) and data else inner
 
 
-def _forms(path: Path, message: MIMEPart) -> tuple[list[MIMEPart], str]:
+def _forms(path: Path, message: MIMEPart) -> tuple[list[MIMEPart], tuple[str, ...]]:
     """Return the plain text, or the page if that says more, then files; and a note on the other."""
     forms, texts = list[list[MIMEPart]](), list[str]()
     for kind in ("plain", "html"):
@@ -122,7 +150,7 @@ def _forms(path: Path, message: MIMEPart) -> tuple[list[MIMEPart], str]:
     with parsing(path):
         read = [part for each in best for part in each.walk()]
         files = [part for part in [*message.walk()][1:] if _is_file(part) and part not in read]
-        return [*best, *files] or [*message.iter_parts()], note if lost else ""
+        return [*best, *files] or [*message.iter_parts()], (note,) * bool(lost)
 
 
 def _is_file(part: MIMEPart) -> bool:
@@ -134,21 +162,42 @@ def _is_file(part: MIMEPart) -> bool:
 def _body(path: Path, body: MIMEPart) -> Extract:
     """Return the text of a part by its charset, or by a guess if Python has none of the name."""
     with parsing(path):
-        content, charset = body.get_payload(decode=True), body.get_content_charset() or "utf-8"
-    data, codec = content if isinstance(content, bytes) else b"", codec_of(charset)
+        _cut(body)
+        content, codec = body.get_payload(decode=True), _codec(body)
+    data = content if isinstance(content, bytes) else b""
     plain = strict(data, "utf-8") if codec == "cp1252" else None  # which much UTF-8 is declared as
     plain = strict(data, codec) if plain is None else plain
-    text = decode(path, data) if plain is None else Extract(plain.replace("\r\n", "\n"))
+    try:
+        text = decode(path, data) if plain is None else Extract(LINE_END.sub("\n", plain))
+    except DocumentError:
+        return Extract("", notes=(f"the binary part {body.get_content_type()} left out",))
     if str(body.get_param("delsp")).lower() == "yes":  # whose lines were cut within words
         text = replace(text, text=re.sub(r"(?<!\n--) \n(?!>)", "", text.text))
-    subtype = body.get_content_subtype()
-    text = read_calendar(path, data) if subtype == "calendar" else text
-    page = read_html(text.text, is_mail=True) if subtype == "html" else text
-    return Extract(clean(page.text.strip("\r\n ")), notes=text.notes + page.notes)
+    if (subtype := body.get_content_subtype()) == "calendar":
+        text = read_calendar(path, data)
+    elif subtype == "html":
+        page = read_html(text.text, is_mail=True)
+        text = replace(page, notes=text.notes + page.notes)
+    elif subtype == "enriched":  # RFC 1896: n line ends in filled text are n - 1 breaks, one a gap
+        filled = FILLED.sub(lambda m: m[0] if m[1] is None else m[1] or " ", text.text)
+        text = replace(text, text=COMMAND.sub(r"\1", filled))
+    whole = f"{text.text}\n\n{body.epilogue or ''}"
+    return Extract(clean(whole.strip("\r\n ")), notes=text.notes)
+
+
+def _cut(body: MIMEPart) -> None:
+    """Move plain text behind a body in Base64, such as the footer of a list, to the epilogue."""
+    text = body.get_payload()
+    if isinstance(text, str) and str(body["Content-Transfer-Encoding"]).lower() == "base64":
+        end = len((BASE64.match(text) or [""])[0])
+        if text[end:].strip() and not CODE.search(text, end):
+            body.set_payload(text[:end])
+            body.epilogue = LINE_END.sub("\n", text[end:].strip())
 
 
 def read_mailbox(path: Path, data: bytes) -> Extract:
     """Return the messages of a mailbox in their order; raise DocumentError if it is none."""
+    data = data if b"\n" in data else data.replace(b"\r", b"\n")
     messages = START.split(data.lstrip(BEFORE))[1:]
     if not messages:
         raise DocumentError(f"{path} is no mailbox; expected messages that begin with a From line.")

@@ -22,15 +22,18 @@ x\r
 """
 NESTED = "From: Ann\n\nPlain.\n\nSubject: Inner\n\nForwarded.\n\nThe list."
 PART = b"--B=\nContent-Type: %s\n\n%s\n"
-LATIN = b"From: Ann\nContent-Type: multipart/mixed; boundary=B=\n\n%s%s%s%s%s%s%s--B=--\n" % (
-    PART % (b"text/plain; charset=iso-8859-1; delsp=yes", b"> \x93q \n> s \nr\x94"),
+LATIN = b"From: \xdc\nContent-Type: multipart/mixed; boundary=B=\n\n%s--B=--\n" % b"".join((
+    PART % (b"text/plain; charset=iso-8859-1; delsp=yes", b"> \x93q \r> s \rr\x94"),
     PART % (b"text/plain; charset=us-ascii", "ü".encode()),
     PART % (b"text/css", b"p {}"),
     PART % (b"text/html; charset=undefined", b"<table><td><td>c</table><ol><li>a&#12;b</ol>"),
     PART % (b"text/plain\nContent-Transfer-Encoding: Quoted-Printable (odd)", b"1 =3D 1"),
     PART % (b"message/rfc822\nContent-Transfer-Encoding: base64;", b"VG86IEIKCkhpIQ=="),
     PART % (b'message/rfc822\nContent-Transfer-Encoding: "quoted-printable"', b"A: =3D\n\n=C3=BC"),
-)
+    PART % (b"text/enriched", b"<b>X</b>\ny <<z>\n\n<Param>r</Param>u<nofill>\nv\n\nw</nofill>"),
+    PART % (b"text/plain\nContent-Transfer-Encoding: base64", b"SGkh\n\n--\nList a?b=c1"),
+    PART % (b"text/plain", b"\1\x80"),
+))  # fmt: skip
 ODD = b"From: =?UTF-8?Q?Ann_M=C3?=\n =?UTF-8?Q?\xbcl=0A?= <a@[\nFrom: B\nTo: <\nCc: =?utf-8?B?a?=\n"
 ODD_READ = "From: Ann Mül <a@[\nTo: <\nCc: =?utf-8?B?a?=\n\nHi"
 HIDING = b"<p hidden>1<p>Stay <b style='color:red; DISPLAY: none'>2</b>at home"

@@ -127,15 +127,19 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     (
         "d.mht",
         write(b"\xef\xbb\xbf" + LATIN),
-        "From: Ann\n\n> “q \n> sr”\n\nü\n\n\tc\n\n1. a b\n\n1 = 1\n\nTo: B\n\nHi!\n\nü",
+        "From: Ü\n\n> “q \n> sr”\n\nü\n\n\tc\n\n1. a b\n\n1 = 1\n\nTo: B\n\nHi!\n\nü\n\n"
+        "X y <z>\nu\nv\n\nw\n\nHi!\n\n--\nList a?b=c1",
         "",
-        ["text/css left out"],
+        ["text/css left out", "binary part text/plain"],
     ),
     ("c.eml", write(SEALED), "From: Ann <ann@example.org>", "", ["pgp-encrypted left out"]),
     ("e.eml", forms(b"See 1 page.", b"1: 77,50"), "From: A\n\n1: 77,50", "", ["the plain text"]),
     ("f.eml", forms(b"Stay.", HIDING), "From: A\n\nStay at home", "", ["hidden-elements left"]),
     ("g.eml", forms(b"A b c http:x?8", b"A b c d"), "From: A\n\nA b c http:x?8", "", ["page"]),
     ("h.eml", forms(b"Pay 7 or 8", b"Pay 9"), "From: A\n\nPay 7 or 8", "", ["page left out"]),
+    ("k.eml", write("From: Д\nContent-Type:a;charset=koi8-r".encode("koi8-r")), "From: Д", "", []),
+    ("n.eml", write("From: 訳".encode("iso2022_jp")), "From: 訳", "", []),
+    ("o.eml", write(b"From: \xfcX"), "From: üX", "", ["guessed"]),
     ("l.eml", forms(b"Hi", TWO, b"multipart/mixed; boundary=C"), "From: A\n\nHi 7\n\nHi 7", "", []),
     ("m.eml", forms(b"Hi", b"Ho", b"text/plain"), "From: A\n\nHi\n\nHo", "", []),
     (
@@ -158,13 +162,13 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     *(
         (
             name,
-            write(MAILBOX),
+            write(data),
             "From: Ann <ann@example.org>\nSubject: Größe\n\nIt lifts 10^6 litres.\n\n"
             "From: Bob <b@example.org>\nSubject: Two\n\nFrom here on.\n\nFrom 2019 on.",
             "",
             ["attachment bill.pdf", "message 3 left out: it is no mail"],
         )
-        for name in ("a.mbox", "Inbox")
+        for name, data in (("a.mbox", MAILBOX.replace(b"\n", b"\r")), ("Inbox", MAILBOX))
     ),
     (
         "a.ipynb",
