@@ -25,19 +25,21 @@ figure footer form header hgroup hr html main p pre search section summary table
 LOOSE = HEADINGS.union(_LOOSE.split())  # these stand between blank lines; the others begin a line
 _LINES = "box br caption dd dt legend li listing ol option select tbody tfoot thead tr ul xmp"
 BLOCKS = LOOSE | set(_LINES.split())
+BOXES = BLOCKS - {"br"}
 CELLS = frozenset({"td", "th"})
 WIDGETS = ("button", "label", "object", "select", "textarea", "video")  # boxes beside text
 STRUCK = frozenset({"del", "s", "strike"})
 LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no cell of a table
 # Parts that screen readers leave out as well: menus in other elements, icons, second copies; the
 # numbers of printed pages in books, and those cases of a switch that are not chosen.
-UNSEEN = """//body//*[not(self::svg)][@role="navigation" or @role="search" or @aria-hidden="true"]
-|//*[@role="doc-pagebreak" or contains(@*[name()="epub:type"], "pagebreak")][string-length() < 20]
-|//*[contains(@required-namespace, "MathML")]/../*[not(@required-namespace)]
-|//*[@required-namespace and not(contains(@required-namespace, "MathML"))]"""
+UNSEEN = """/descendant::*[@role="navigation" or @role="search" or @aria-hidden="true"]
+[not(self::svg)][ancestor::body]
+|//@*[.="doc-pagebreak" or name()="epub:type" and contains(., "pagebreak")]/parent::*[string-length() < 20]
+|//@required-namespace[contains(., "MathML")]/../../*[not(@required-namespace)]
+|//@required-namespace[not(contains(., "MathML"))]/.."""
 _SPACES = "1998/Math/MathML|1999/xhtml|2000/svg"
 PREFIX = re.compile(rf"xmlns:([\w-]+)\s*=\s*[\"']http://www\.w3\.org/(?:{_SPACES})[\"']")
-NOTE_MARKS = """//*[@role="doc-noteref" or contains(@*[name()="epub:type"], "noteref")]
+NOTE_MARKS = """//@*[.="doc-noteref" or name()="epub:type" and contains(., "noteref")]/parent::*
 [not(.//sup or ancestor::sup)][string-length(normalize-space()) < 7]"""
 _NO_HEADING = r"[^<]*(?:<(?!/?h[1-6]\b)[^<]*)*"
 # Marks that libxml2 reads otherwise than browsers do.
@@ -48,13 +50,19 @@ REPAIRS = {
 }
 UNSHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 BOX = re.compile(r"(?<![\w-])display\s*:\s*(block|flex|flow-root|grid|list-item|table)", re.I)
+KEEPING = re.compile(r"(?<![\w-])white-space\s*:\s*(?:pre|break)", re.I)
+_ROWS = "parent::table or parent::tbody or parent::tr"
+LINES = f'.//text()[contains(., "\n")][not({_ROWS} or ancestor::pre)]'
 FLEX = re.compile(r"(?<![\w-])display\s*:\s*(inline-)?(?:flex|grid)", re.I)
 _NUMBERS = r"none|disc|circle|square|(decimal(-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))"
 NUMBER = re.compile(rf"(?<![\w-])list-style(?:-type)?\s*:[^;]{{0,99}}?\b(?:{_NUMBERS})\b", re.I)
 WORD = re.compile(r"[^\W\d]{4}")
 STYLE = re.compile(r"vertical-align\s*:\s*(su[pb])|text-decoration[\w-]*\s*:[^;]*line-thr", re.I)
-NOTED = "//body//*[self::svg//text or self::noscript or self::hidden-elements][normalize-space()]"
+NOTED = """(/descendant::svg[.//text]|//noscript|//hidden-elements)
+[ancestor::body][normalize-space()]"""
 RUBY_TEXT = ".//text()[ancestor::rt or ancestor::rtc][not(parent::rp)]"
+SPANNED = """/descendant::tr[*[@colspan or @rowspan]]/..
+|/descendant::*[self::td or self::th][@colspan or @rowspan]/parent::*[not(self::tr)]"""
 MAX_STEPS = 200_000  # over cells of a page, to bring them in line
 DESCRIPTION = 5  # fewest words of a picture's text that are more than its name
 PILCROW = "¶"  # links to headings, as documentation tools write them
@@ -62,6 +70,7 @@ TAG = re.compile(r"<[^<>]*>")
 SPACES = re.compile(r"[\t\n\r\f\v][ \t\n\r\f\v]*| [ \t\n\r\f\v]+")  # but one space, as it stays
 ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # lxml takes none
 BLOCK_END, BLOCK_EDGE = re.compile("\u2029+(?=[\n\u2028])"), re.compile("[\t\n]?[\u2028\u2029]+")
+LINE_END = "\u2028"  # of text that a style lets stand as it is
 EDGE = "\u2063"  # of a part of a formula; numbers on both sides of it do not run together
 GAPS = re.compile("(?<=\\d)[\u2062-\u2064]+(?=[\\d₀-₉])|\u2061(?!\\()")  # and before an argument
 FRACTION = re.compile(r"(?:(\d)|[^\w)\]])?\^(\d+)[/⁄]([₀-₉]+)")  # but no power of x or (x)
@@ -150,6 +159,9 @@ def read_html(source: str, *, is_mail: bool = False) -> Extract:
         encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
     )
     root = etree.fromstring(clean(source).encode(), parser)
+    if any(error.message == "Unexpected end tag : p" for error in parser.error_log):
+        source = re.sub("</p[^<>]*>", r"\g<0><br>", source, flags=re.I)  # as libxml2 drops it
+        root = etree.fromstring(clean(source).encode(), parser)
     if root is None or any(error.type_name == "ERR_RESOURCE_LIMIT" for error in parser.error_log):
         text = SPACES.sub(" ", TAG.sub(" ", source)).strip()
         return Extract(text, notes=("the markup is nested too deeply; its tags were removed",))
@@ -192,23 +204,22 @@ def write_attributes(root: "_Element") -> None:
     """Write the texts that a browser shows of attributes: of formulas, pictures and fields."""
     for element in root.iter("q"):
         element.text, element.tail = f"“{element.text or ''}", f"”{element.tail or ''}"
-    for element in root.xpath('//script[starts-with(@type, "math/")]'):
+    for element in root.xpath('/descendant::script[starts-with(@type, "math/")]'):
         element.tag = "span"
-    for element in root.xpath("//img[@alt]"):
+    for element in root.xpath("/descendant::img[@alt]"):
         alt, kind = element.get("alt"), element.get("class", "")
         is_formula = "math" in kind or alt.startswith("$")
         if is_formula or len(alt.split()) >= DESCRIPTION:
             element.text = ILLEGAL.sub(" ", alt)
             element.tag = "img" if is_formula else "object"  # which no text joins
-    for element in root.xpath("//input[@value]"):
+    for element in root.xpath("/descendant::input[@value]"):
         if not re.fullmatch(MUTE, element.get("type", ""), re.I):
             element.text = ILLEGAL.sub(" ", f" {element.get('value')} ")
 
 
 def apply_styles(root: "_Element", is_mail: bool) -> None:
     """Wrap text that styles raise, lower or strike out; rename what mails hide, without scripts."""
-    rigid = (BLOCKS | CELLS) - {"br"}
-    for element in root.xpath("//body//*[@style or @hidden]"):
+    for element in root.xpath("/descendant::*[@style or @hidden][ancestor::body]"):
         style = element.get("style", "")
         if is_mail and ("hidden" in element.attrib or UNSHOWN.search(style)):
             element.tag = "hidden-elements"
@@ -218,10 +229,13 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
                 each.addprevious(box := each.makeelement("label" if flex and flex[1] else "box"))
                 box.append(each)
                 box.tail, each.tail = each.tail, None
+        for text in element.xpath(LINES) if KEEPING.search(style) else ():
+            place = "tail" if text.is_tail else "text"
+            setattr(text.getparent(), place, text.replace("\n", LINE_END))
         tags, match = [each.tag for each in element], STYLE.search(style)
         if match and match[1] and WORD.search("".join(element.itertext())):
             continue  # a label that is aligned with an icon
-        if match and rigid.isdisjoint([*tags, match[1] and element.tag]):
+        if match and (BOXES | CELLS).isdisjoint([*tags, match[1] and element.tag]):
             inner = element.makeelement((match[1] or "s").lower())
             inner.text, element.text, inner[:], element[:] = element.text, None, element[:], [inner]
         elif match and not match[1]:
@@ -231,7 +245,7 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
 def align(root: "_Element") -> None:
     """Add empty cells beside and below those that span several, so that columns stay in line."""
     left = MAX_STEPS
-    for group in root.xpath("//*[tr or not(self::tr) and (td or th)]"):
+    for group in root.xpath(SPANNED):
         ends = dict[int, int]()  # of a column: the first row below the cell that spans into it
         for number, row in enumerate(group.findall("tr") or [group]):
             column = 0
@@ -264,7 +278,7 @@ def number(root: "_Element") -> None:
             count = whole(item.get("value"), count)
             kind, place = form_of(item, form), item
             label = f"{formatted(count, kind)}. " * bool(kind)
-            while kind and len(place) and not (place.text or "").strip() and place[0].tag in BLOCKS:
+            while kind and len(place) and not (place.text or "").strip() and place[0].tag in BOXES:
                 place = place[0]
             place.text = ILLEGAL.sub(" ", f"{label}{(place.text or '').lstrip()}")
             count += step
@@ -280,9 +294,9 @@ def write_marks(root: "_Element") -> None:
             child.addprevious(E.mo(marks[:number][-1:]))  # the last one repeats
         element.insert(0, E.mo(element.get("open", "(")))
         element.append(E.mo(element.get("close", ")")))
-    for element in root.xpath("//mfrac[@linethickness]"):
+    for element in root.xpath("/descendant::mfrac[@linethickness]"):
         element.tag = "mfrac" if element.get("linethickness").strip("0. ptxemc") else "stack"
-    for element in root.xpath("//mmultiscripts[*]"):
+    for element in root.xpath("/descendant::mmultiscripts[*]"):
         before = element.xpath("mprescripts[1]/following-sibling::*")
         base, *after = element[: len(element) - len(before)]
         for number, each in (*enumerate(before), *enumerate(after)):
@@ -303,7 +317,7 @@ def flatten(root: "_Element") -> None:
     for element in reversed(list(root.iter("pre", *STRUCK, *FORMULAS))):
         text, tail = "".join(element.itertext()), element.tail
         if element.tag in STRUCK:
-            if any(each.tag in BLOCKS and each.tag != "br" for each in element.iter()):
+            if any(each.tag in BOXES for each in element.iter()):
                 element.set("struck", "")
                 continue
             text = re.sub(r"(?s)\S(.*\S)?", r"~~\g<0>~~ ", text.replace("~~", ""), count=1)
@@ -325,7 +339,7 @@ def flatten(root: "_Element") -> None:
 
 def preformatted(element: "_Element") -> str:
     """Return preformatted text, in which blocks stand on lines and tabs between cells."""
-    for each in element.iterdescendants(*BLOCKS - {"br"}):
+    for each in element.iterdescendants(*BOXES):
         each.text, each.tail = f"\u2028{each.text or ''}", f"\u2029{each.tail or ''}"
     for each in element.iterdescendants(*CELLS):
         if next(each.itersiblings(*CELLS, preceding=True), None) is not None:
@@ -342,18 +356,18 @@ class TextWriter:
         self.length = 0
         self.headings: list[tuple[int, str]] = []
         self._heading: int | None = None  # the number of its first part
-        self._cells = 0
+        self._cells: list[bool] = []  # whether each open one is a cell of a table
         self._gap = ""
         self._struck, self._run = 0, -1  # open elements with the mark; parts up to their text
 
     def open(self, element: "_Element") -> None:
         """Begin an element and write its text."""
         tag = element.tag
-        self._struck += "struck" in element.attrib
+        self._struck += element.get("struck") is not None
         if tag in CELLS:
             if next(element.itersiblings(*CELLS, preceding=True), None) is not None:
                 self._gap = self._gap.strip(" ") + "\t"
-            self._cells += next(element.iter(*LAYOUT), None) is None
+            self._cells.append(next(element.iter(*LAYOUT), None) is None)
         self._break(tag)
         if tag in HEADINGS:
             self._heading = len(self.parts)
@@ -370,32 +384,35 @@ class TextWriter:
                 self.headings.append((self.length - len(heading), heading.strip()))
             self._heading = None
         if tag in CELLS:
-            self._cells -= next(element.iter(*LAYOUT), None) is None
+            self._cells.pop()
         if tag != "br":
             self._break(tag)
-        if "struck" in element.attrib:
+        if element.get("struck") is not None:
             self._struck, self._gap = self._struck - 1, self._gap or " "
         self._write(element.tail)
 
     def _break(self, tag: str) -> None:
-        if tag in BLOCKS and self._cells:
+        if tag in BLOCKS and True in self._cells:
             self._gap = self._gap or " "
         elif tag in BLOCKS:
             self._gap = max("\n\n" if tag in LOOSE else "\n", self._gap.strip(" \t"), key=len)
 
     def _write(self, text: str | None) -> None:
-        text = SPACES.sub(" ", INVISIBLE.sub("", text or "").replace("\xa0", " "))
-        words = text.strip(" ")
-        if text.startswith(" "):
-            self._gap = self._gap or " "
-        if words and words != PILCROW:
-            self._put(words)
-            self._gap = " " if text.endswith(" ") else ""
+        for number, line in enumerate(text.split(LINE_END) if text else ()):
+            if number:
+                self._break("br")
+            line = SPACES.sub(" ", INVISIBLE.sub("", line).replace("\xa0", " "))
+            words = line.strip(" ")
+            if line.startswith(" "):
+                self._gap = self._gap or " "
+            if words and words != PILCROW:
+                self._put(words)
+                self._gap = " " if line.endswith(" ") else ""
 
     def _put(self, text: str) -> None:
         gap = self._gap if self.length else self._gap.strip("\n ")
         self._gap = ""
-        before = "".join(self.parts[-5:-3])[-1:]
+        before = "".join(self.parts[-5:-3])[-1:] if "₀" <= text[-1] <= "₉" else "x"
         if fraction := FRACTION.fullmatch("".join((before, *self.parts[-3:], gap, text))):
             text = f"{fraction[2]}/{normalize('NFKC', fraction[3])}"
             gap = self.parts[-4] or " " * bool(fraction[1])

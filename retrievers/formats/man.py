@@ -241,8 +241,9 @@ def html_of(source: str) -> Iterator[str]:
             if text is None:
                 continue
             gap = "<p>" if not text.strip() else "<br>" if text[0] == " " else ""
-            yield ("" if literal else gap) + escape(text, False) + after + "\n"
-            after = ""
+            ending = "" if line.rstrip('"').endswith("\\c") else after + "\n"  # or it goes on
+            yield ("" if literal else gap) + escape(text, False) + ending
+            after = "" if ending else after
 
 
 def text_of(name: str, rest: str, command: str) -> str | None:

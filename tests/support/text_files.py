@@ -51,7 +51,8 @@ hidden
 pump \- lift water
 .SH OPTIONS
 .TP
-.BR \-n ", " \-\-no\-cache
+.BR \-n ", \c"
+.B \-\-no\-cache
 Keep \fInothing\fR; see
 .BR ls (1).
 .nf
