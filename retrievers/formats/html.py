@@ -34,7 +34,8 @@ LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no 
 # numbers of printed pages in books, and those cases of a switch that are not chosen.
 UNSEEN = """/descendant::*[@role="navigation" or @role="search" or @aria-hidden="true"]
 [not(self::svg)][ancestor::body]
-|//@*[.="doc-pagebreak" or name()="epub:type" and contains(., "pagebreak")]/parent::*[string-length() < 20]
+|//@*[.="doc-pagebreak" or name()="epub:type" and contains(., "pagebreak")]/parent::*
+[string-length() < 20]
 |//@required-namespace[contains(., "MathML")]/../../*[not(@required-namespace)]
 |//@required-namespace[not(contains(., "MathML"))]/.."""
 _SPACES = "1998/Math/MathML|1999/xhtml|2000/svg"
