@@ -21,11 +21,9 @@ from ragspec.retrievers.formats.readers import parsing
 LINES = ("From", "To", "Cc", "Date", "Subject")
 FROM = rb"From [^\n]*\d{4}[^\n]*\n"
 START = re.compile(rb"\A" + FROM + rb"|(?<=\n)\r?\n" + FROM + rb"(?=[!-9;-~]+:)")
-UNREAD = ("text/css", "text/rtf")
 BEFORE = b" \t\r\n\xef\xbb\xbf"  # a message: empty lines and a mark of UTF-8
 WORD = re.compile(r"https?:\S+|(\d+|[^\W\d]+)")  # links have none
 MORE = 0.25  # of a page's words: least surplus over its plain text for the page to be read
-LINE_END = re.compile(r"\r+\n|\r")
 BASE64 = re.compile(r"\s*(?:[A-Za-z0-9+/]+[ \t]*\r?\n)*[A-Za-z0-9+/]*={0,2}[ \t]*(?=\r?\n|\Z)")
 CODE = re.compile(r"^[A-Za-z0-9+/]{60,}={0,2}\s*$", re.M)  # such lines are no plain text
 COMMAND = re.compile(r"<(<)|<param>(?s:.*?)</param>|</?[\w-]{1,60}>", re.I)  # of text/enriched
@@ -72,10 +70,8 @@ def read_message(path: Path, data: bytes) -> Extract:
     if not is_mail:
         raise DocumentError(f"{path} is no mail; expected lines such as From and Subject.")
     parts = [*_parts(path, message)]
-    whole = joined([part for part in parts if part.text])
-    return replace(
-        whole, title="".join(title for _, title in parts[0].headings), notes=joined(parts).notes
-    )
+    title = "".join(title for _, title in parts[0].headings)
+    return replace(joined([part for part in parts if part.text], title), notes=joined(parts).notes)
 
 
 def _codec(message: MIMEPart) -> str:
@@ -84,37 +80,37 @@ def _codec(message: MIMEPart) -> str:
     return codec_of(charset) if "ascii" not in charset else ""
 
 
-def _header(path: Path, message: MIMEPart) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the main lines, of UTF-8 or the codec of a part or a guess, and notes on a guess."""
-    lines = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
-    extract = Extract("\n".join(lines.values()))
-    codecs = ["utf-8", *map(_codec, message.walk())]
-    for codec in ["iso2022_jp"] * ("\x1b$" in extract.text) + codecs:
-        with suppress(LookupError, UnicodeError):
-            extract = Extract(extract.text.encode(codec, "surrogateescape").decode(codec))
-            break
-    else:
-        with suppress(DocumentError):
-            extract = decode(path, extract.text.encode("utf-8", "surrogateescape"))
-    return dict(zip(lines, extract.text.split("\n"), strict=False)), extract.notes
+def _text(path: Path, data: bytes, *codecs: str) -> Extract:
+    """Return the text by the first codec that can be, or by a guess; of binary data only a note."""
+    for codec in codecs:
+        if (text := strict(data, codec)) is not None:
+            return Extract(re.sub("\r+\n|\r", "\n", text))
+    with suppress(DocumentError):
+        return decode(path, data)
+    return Extract("", notes=("a binary part left out",))
 
 
 def _parts(path: Path, message: MIMEPart) -> Iterator[Extract]:
     """Yield the header of a message, and the texts and messages in it."""
     with parsing(path):
-        header, notes = _header(path, message)
+        lines = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
+        raw = {name: line.encode("utf-8", "surrogateescape") for name, line in lines.items()}
+        codecs = ["utf-8", *map(_codec, message.walk())]
         kind, name = message.get_content_type(), message.get_filename()
         is_attachment, inner = message.is_attachment(), _inner(message)
-    title = clean(header.get("Subject", ""))
+    header = {n: _text(path, line, *codecs * (b"\x1b$" not in line)) for n, line in raw.items()}
+    text = clean("\n".join(f"{name}: {line.text}" for name, line in header.items()))
+    titles = [
+        (0, clean(line.text)) for name, line in header.items() if name == "Subject" and line.text
+    ]
+    yield Extract(text, headings=(*titles,), notes=joined([*header.values()]).notes)
     if kind == "multipart/alternative":
-        inner, lost = _forms(path, message)
-        notes += lost
-    lines = clean("\n".join(f"{name}: {value}" for name, value in header.items()))
-    yield Extract(lines, headings=((0, title),) if title else (), notes=notes)
+        inner, note = _forms(path, message)
+        yield Extract("", notes=(note,) * bool(note))
     if inner and kind.startswith(("multipart/", "message/rfc822")):
         for part in inner:
             yield from _parts(path, part)
-    elif kind.startswith(("text/", "multipart/")) and kind not in UNREAD and not is_attachment:
+    elif re.match(r"multipart/|text/(?!css$|rtf$)", kind) and not is_attachment:
         yield _body(path, message)
     else:
         yield Extract("", notes=(f"the attachment {clean(name or kind)} left out",))
@@ -132,7 +128,7 @@ def _inner(message: MIMEPart) -> list[Any]:
     return [message_from_bytes(data, policy=policy)] if isinstance(data, bytes) and data else inner
 
 
-def _forms(path: Path, message: MIMEPart) -> tuple[list[MIMEPart], tuple[str, ...]]:
+def _forms(path: Path, message: MIMEPart) -> tuple[list[MIMEPart], str]:
     """Return the plain text, or the page if that says more, then files; and a note on the other."""
     forms, texts = list[list[MIMEPart]](), list[str]()
     for kind in ("plain", "html"):
@@ -150,7 +146,7 @@ def _forms(path: Path, message: MIMEPart) -> tuple[list[MIMEPart], tuple[str, ..
     with parsing(path):
         read = [part for each in best for part in each.walk()]
         files = [part for part in [*message.walk()][1:] if _is_file(part) and part not in read]
-        return [*best, *files] or [*message.iter_parts()], (note,) * bool(lost)
+        return [*best, *files] or [*message.iter_parts()], note if lost else ""
 
 
 def _is_file(part: MIMEPart) -> bool:
@@ -165,12 +161,7 @@ def _body(path: Path, body: MIMEPart) -> Extract:
         _cut(body)
         content, codec = body.get_payload(decode=True), _codec(body)
     data = content if isinstance(content, bytes) else b""
-    plain = strict(data, "utf-8") if codec == "cp1252" else None  # which much UTF-8 is declared as
-    plain = strict(data, codec) if plain is None else plain
-    try:
-        text = decode(path, data) if plain is None else Extract(LINE_END.sub("\n", plain))
-    except DocumentError:
-        return Extract("", notes=(f"the binary part {body.get_content_type()} left out",))
+    text = _text(path, data, *["utf-8"] * (codec == "cp1252"), codec)  # as UTF-8 is declared often
     if str(body.get_param("delsp")).lower() == "yes":  # whose lines were cut within words
         text = replace(text, text=re.sub(r"(?<!\n--) \n(?!>)", "", text.text))
     if (subtype := body.get_content_subtype()) == "calendar":
@@ -181,8 +172,7 @@ def _body(path: Path, body: MIMEPart) -> Extract:
     elif subtype == "enriched":  # RFC 1896: n line ends in filled text are n - 1 breaks, one a gap
         filled = FILLED.sub(lambda m: m[0] if m[1] is None else m[1] or " ", text.text)
         text = replace(text, text=COMMAND.sub(r"\1", filled))
-    whole = f"{text.text}\n\n{body.epilogue or ''}"
-    return Extract(clean(whole.strip("\r\n ")), notes=text.notes)
+    return Extract(clean(f"{text.text}\n\n{body.epilogue or ''}".strip("\r\n ")), notes=text.notes)
 
 
 def _cut(body: MIMEPart) -> None:
@@ -192,7 +182,7 @@ def _cut(body: MIMEPart) -> None:
         end = len((BASE64.match(text) or [""])[0])
         if text[end:].strip() and not CODE.search(text, end):
             body.set_payload(text[:end])
-            body.epilogue = LINE_END.sub("\n", text[end:].strip())
+            body.epilogue = text[end:].strip().replace("\r\n", "\n")
 
 
 def read_mailbox(path: Path, data: bytes) -> Extract:
