@@ -33,11 +33,9 @@ LAYOUT = (*HEADINGS, "dl", "ol", "pre", "table", "ul")  # a cell with one is no 
 # Parts that screen readers leave out as well: menus in other elements, icons, second copies; the
 # numbers of printed pages in books, and those cases of a switch that are not chosen.
 UNSEEN = """/descendant::*[@role="navigation" or @role="search" or @aria-hidden="true"]
-[not(self::svg)][ancestor::body]
-|//@*[.="doc-pagebreak" or name()="epub:type" and contains(., "pagebreak")]/parent::*
-[string-length() < 20]
-|//@required-namespace[contains(., "MathML")]/../../*[not(@required-namespace)]
-|//@required-namespace[not(contains(., "MathML"))]/.."""
+[not(self::svg)][ancestor::body]|//@*[.="doc-pagebreak" or name()="epub:type" and
+contains(., "pagebreak")]/parent::*[string-length() < 20]|//@required-namespace[contains(.,
+"MathML")]/../../*[not(@required-namespace)]|//@required-namespace[not(contains(., "MathML"))]/.."""
 _SPACES = "1998/Math/MathML|1999/xhtml|2000/svg"
 PREFIX = re.compile(rf"xmlns:([\w-]+)\s*=\s*[\"']http://www\.w3\.org/(?:{_SPACES})[\"']")
 NOTE_MARKS = """//@*[.="doc-noteref" or name()="epub:type" and contains(., "noteref")]/parent::*
@@ -59,11 +57,8 @@ _NUMBERS = r"none|disc|circle|square|(decimal(-leading-zero)?|(?:low|upp)er-(?:a
 NUMBER = re.compile(rf"(?<![\w-])list-style(?:-type)?\s*:[^;]{{0,99}}?\b(?:{_NUMBERS})\b", re.I)
 WORD = re.compile(r"[^\W\d]{4}")
 STYLE = re.compile(r"vertical-align\s*:\s*(su[pb])|text-decoration[\w-]*\s*:[^;]*line-thr", re.I)
-NOTED = """(/descendant::svg[.//text]|//noscript|//hidden-elements)
-[ancestor::body][normalize-space()]"""
+NOTED = "(//svg[.//text]|//noscript|//hidden-elements)[ancestor::body][normalize-space()]"
 RUBY_TEXT = ".//text()[ancestor::rt or ancestor::rtc][not(parent::rp)]"
-SPANNED = """/descendant::tr[*[@colspan or @rowspan]]/..
-|/descendant::*[self::td or self::th][@colspan or @rowspan]/parent::*[not(self::tr)]"""
 MAX_STEPS = 200_000  # over cells of a page, to bring them in line
 DESCRIPTION = 5  # fewest words of a picture's text that are more than its name
 PILCROW = "¶"  # links to headings, as documentation tools write them
@@ -246,7 +241,7 @@ def apply_styles(root: "_Element", is_mail: bool) -> None:
 def align(root: "_Element") -> None:
     """Add empty cells beside and below those that span several, so that columns stay in line."""
     left = MAX_STEPS
-    for group in root.xpath(SPANNED):
+    for group in root.xpath("//*[@colspan or @rowspan]/ancestor::*[not(self::tr)][1]"):
         ends = dict[int, int]()  # of a column: the first row below the cell that spans into it
         for number, row in enumerate(group.findall("tr") or [group]):
             column = 0

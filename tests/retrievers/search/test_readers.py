@@ -142,13 +142,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("o.eml", write(b"From: \xfcX"), "From: üX", "", ["guessed"]),
     ("l.eml", forms(b"Hi", TWO, b"multipart/mixed; boundary=C"), "From: A\n\nHi 7\n\nHi 7", "", []),
     ("m.eml", forms(b"Hi", b"Ho", b"text/plain"), "From: A\n\nHi\n\nHo", "", []),
-    (
-        "i.eml",
-        forms(b"See", b"D:9\n  x\\,y", b"text/calendar"),
-        "From: A\n\nSee\n\nD:9 x,y",
-        "",
-        [],
-    ),
+    ("i.eml", forms(b"S", b"D:9\n  x\\,y", b"text/calendar"), "From: A\n\nS\n\nD:9 x,y", "", []),
     (
         "a.vcf",
         write(
@@ -222,13 +216,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("t.1", write(DEFINED), "N\n\n“a b”. bar(1) c d\n\ne  f\ng  h\n\nM\n\ni j", "T(1)", []),
     ("v.1", write(b".TH V 1\n.ig zz\na\n.zz\n.SH N\nx\n.zz"), "N\n\nx", "V(1)", []),
     ("w.1", write(NESTED_MACRO), "N\n\nx q", "W(1)", []),
-    (
-        "u.1",
-        write(b".TH U 1\n.de XX\n.XX \\\\$* \\\\$*\n..\n.SH N\nx\n.XX a"),
-        "N\n\nx",
-        "U(1)",
-        [],
-    ),
+    ("u.1", write(b".TH U 1\n.de X\n.X \\\\$* \\\\$*\n..\n.SH N\nx\n.X a"), "N\n\nx", "U(1)", []),
     ("rm.1", write(b".TH RM 1\n.SH POPIS\n.P\nUvolni."), "POPIS\n\nUvolni.", "RM(1)", []),
     *((name, write(data), text, "", []) for name, (data, text) in TEXTS.items()),
 ]
