@@ -127,7 +127,7 @@ def input_groups(model: PreTrainedModel, every: bool) -> list[Group]:
 
     with ExitStack() as stack, torch.no_grad():
         for module in model.modules():
-            stack.callback(setattr, module, "training", module.training)
+            stack.callback(vars(module).update, training=module.training)
             if type(module) is nn.Linear:
                 stack.enter_context(module.register_forward_pre_hook(read))
             elif getattr(getattr(module, "weight", None), "ndim", 0) == 1:

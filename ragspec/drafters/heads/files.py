@@ -22,6 +22,7 @@ from ragspec.models.checks import CONFIG, DTYPES, WEIGHTS
 from ragspec.verification.causal import CausalTarget
 
 LAYOUTS = (speculators, medusa, dflash, eagle, mtp)
+_FLOATS = {str(each): each for each in (torch.float64, torch.float32, torch.bfloat16, torch.half)}
 
 
 def holds_head(folder: Path) -> bool:
@@ -110,7 +111,7 @@ def save_head(head: DraftHead, folder: Path | str, dtype: torch.dtype | str | No
     small, name = dtype == "int8", str(dtype).removeprefix("torch.")
     if not (dtype is None or small or name in DTYPES):
         raise InputError(f"Expected int8, {', '.join(DTYPES)} as dtype, got {dtype!r}. Use one.")
-    kind = torch.bfloat16 if small else getattr(torch, DTYPES.get(name, ""), None)
+    kind = torch.bfloat16 if small else _FLOATS.get(f"torch.{DTYPES.get(name)}")
     tensors = dict[str, torch.Tensor]()
     for name, value in weights.items():
         value = value.detach()
