@@ -16,6 +16,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
+from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from ragspec.errors import InputError
 from ragspec.models.device import input_device
@@ -63,6 +64,7 @@ class LlamaGenConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     num_attention_heads: int = 12
     num_key_value_heads: int = 0  # as many as there are heads
     intermediate_size: int = 0
+    hidden_act: str = "silu"
     grid_size: int = 16
     condition: str = "class"
     num_classes: int = 1000
@@ -129,24 +131,13 @@ class _Attention(nn.Module):
         return cast(Tensor, self.o_proj(out.flatten(2)))
 
 
-class _FeedForward(nn.Module):
-    def __init__(self, config: LlamaGenConfig) -> None:
-        super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, states: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(states).chunk(2, dim=-1)
-        return cast(Tensor, self.down_proj(functional.silu(gate) * up))
-
-
 class _Block(nn.Module):
     def __init__(self, config: LlamaGenConfig, layer_idx: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.attention = _Attention(config, layer_idx)
         self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.feed_forward = _FeedForward(config)
+        self.feed_forward = Phi3MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
