@@ -1,7 +1,7 @@
 """Checks of models: supported architectures and attention windows."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -75,29 +75,26 @@ def check_config(config: PreTrainedConfig) -> None:
         UnsupportedModelError: It is an encoder, an encoder-decoder or recurrent throughout, or its
             cache forgets visible keys. The message has the reason and the remedy.
     """
-    for reason in _faults(config):
-        raise _refused(getattr(config, "model_type", type(config).__name__), reason)
-
-
-def _faults(config: PreTrainedConfig) -> Iterator[str]:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     kinds = {getattr(each, "model_type", "") for each in (config, text)}
-    if getattr(text, "is_encoder_decoder", False) or getattr(config, "is_encoder_decoder", False):
-        yield "it is an encoder-decoder model; expected one stack that reads prompt and answer"
-    if getattr(text, "is_decoder", None) is False and not kinds & _CAUSAL_WITH_FLAG:
-        yield "it is an encoder, which sees the text to the right as well (is_decoder=False)"
-    if kinds & _FORGETFUL:
-        yield (
+    layers, reason = set(getattr(text, "layer_types", None) or ()), ""
+    recurrent = layers & _STATE_LAYERS - {"hybrid"}  # hybrid layers attend as well
+    if any(getattr(each, "is_encoder_decoder", False) for each in (text, config)):
+        reason = "it is an encoder-decoder model; expected one stack that reads prompt and answer"
+    elif getattr(text, "is_decoder", None) is False and not kinds & _CAUSAL_WITH_FLAG:
+        reason = "it is an encoder, which sees the text to the right as well (is_decoder=False)"
+    elif kinds & _FORGETFUL:
+        reason = (
             "its cache forgets what its attention mask still shows, so that its logits depend on "
             "how the text was cut into forwards"
         )
-    layers = set(getattr(text, "layer_types", None) or ())
-    recurrent = layers & _STATE_LAYERS - {"hybrid"}  # hybrid layers attend as well
-    if kinds & _PURE_RECURRENT or (recurrent and layers <= recurrent | _NO_CACHE_LAYERS):
-        yield (
+    elif kinds & _PURE_RECURRENT or (recurrent and layers <= recurrent | _NO_CACHE_LAYERS):
+        reason = (
             "all its layers are recurrent: without any attention layer there is no key-value "
             "cache in which a draft could be verified and rolled back"
         )
+    if reason:
+        raise _refused(getattr(config, "model_type", type(config).__name__), reason)
 
 
 def check_scope(model: PreTrainedModel) -> None:
