@@ -87,7 +87,11 @@ class Sampling:
             if isinstance(low, int) and not isinstance(value, int):
                 raise SamplingError(f"{name} is {value!r}, expected a whole number")
             object.__setattr__(self, name, value)
-        self._check_seed()
+        seed: Any = plain_value(self.seed)
+        listed = hasattr(seed, "__getitem__") and not isinstance(seed, (str, bytes, Mapping))
+        seeds = tuple(seed) if listed else (seed,)
+        numbers = tuple(None if each is None else checked_seed(each) for each in seeds)
+        object.__setattr__(self, "seed", numbers if listed else numbers[0])
         if self.top_p == 0.0:
             raise SamplingError("top_p is 0.0, expected above 0 and at most 1; use temperature=0")
         if 0.0 < self.temperature < 1e-30:  # logits over it could overflow
@@ -103,13 +107,6 @@ class Sampling:
             )
         if self.defaults is not None and not hasattr(self.defaults, "from_model_config"):
             raise SamplingError(f"defaults is {self.defaults!r}, expected a GenerationConfig")
-
-    def _check_seed(self) -> None:
-        seed: Any = plain_value(self.seed)
-        listed = hasattr(seed, "__getitem__") and not isinstance(seed, (str, bytes, Mapping))
-        seeds = tuple(seed) if listed else (seed,)
-        numbers = tuple(None if each is None else checked_seed(each) for each in seeds)
-        object.__setattr__(self, "seed", numbers if listed else numbers[0])
 
     @property
     def greedy(self) -> bool:
