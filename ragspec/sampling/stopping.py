@@ -130,12 +130,10 @@ def _met(verdict: object) -> bool:
 
 def repeats(tokens: Sequence[int]) -> bool:
     """Return whether a text ends with three rounds of a cycle of at most 96 tokens."""
-    last = len(tokens) - 1
     for period in range(1, min(LONGEST, len(tokens) // ROUNDS) + 1):
-        if tokens[last] != tokens[last - period]:
-            continue
         first = len(tokens) - max(period * ROUNDS, LEAST)
-        if first >= 0 and tokens[first + period :] == tokens[first : len(tokens) - period]:
+        same = first >= 0 and tokens[-1] == tokens[-1 - period]
+        if same and tokens[first + period :] == tokens[first:-period]:
             return True
     return False
 
