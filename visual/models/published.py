@@ -175,7 +175,7 @@ def read_checkpoint(path: str | Path, places: Sequence[str] = PLACES) -> tuple[T
     file = Path(path)
     if not file.is_file():
         raise MissingModelError(f"got {path}, which is no file; expected a .pt or .safetensors.")
-    content = _open_safetensors(file) if file.suffix == ".safetensors" else _open_pickle(file)
+    content = _opened(file)
     if not isinstance(content, Mapping):
         raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")
     inner = next((content[p] for p in places if isinstance(content.get(p), Mapping)), content)
@@ -183,24 +183,19 @@ def read_checkpoint(path: str | Path, places: Sequence[str] = PLACES) -> tuple[T
     return {_PREFIXES.sub("", name): each for name, each in tensors}, content.get("args")
 
 
-def _open_safetensors(file: Path) -> Tensors:
-    from safetensors import SafetensorError
+def _opened(file: Path) -> object:
+    """Return the file's content; refuse anything but tensors, plain containers and settings."""
     from safetensors.torch import load_file
 
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{file.name} cannot be read as a safetensors file: {error}. Copy it again."
-        ) from error
-
-
-def _open_pickle(file: Path) -> object:
-    """Return the file's content; refuse anything but tensors, plain containers and settings."""
+    safe = file.suffix == ".safetensors"
     try:  # training scripts write their settings as a Namespace: plain data, no code
         with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(file, map_location="cpu", weights_only=True)
+            return load_file(file) if safe else torch.load(file, "cpu", weights_only=True)
     except Exception as error:  # a refusal, or whatever a damaged file may raise
+        if safe:
+            raise ModelError(
+                f"{file.name} cannot be read as a safetensors file: {error}. Copy it again."
+            ) from error
         # Torch's own text advises how to run the file's code, so the message leaves it out.
         if (refused := _REFUSED.search(str(error))) is None:
             reason = str(error) if isinstance(error, OSError) else type(error).__name__
