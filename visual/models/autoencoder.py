@@ -69,6 +69,8 @@ class Autoencoder:
     layout: ClassVar[WeightLayout]
     build: ClassVar[Callable[..., nn.Module]]  # see `WeightLayout.load`
     model: Any
+    _encode: Callable[[Tensor], Tensor]  # images to latents [B, d, h, w]
+    _decode: Callable[[Tensor], Tensor]  # and back
 
     @classmethod
     def from_pretrained(
@@ -144,14 +146,6 @@ class Autoencoder:
         laid = latents.to(weight.device).permute(0, 3, 1, 2).to(weight.dtype)
         return bounded(self._decode(laid).float())
 
-    def _encode(self, images: Tensor) -> Tensor:
-        """Return the latents [B, d, h, w] of images."""
-        raise NotImplementedError
-
-    def _decode(self, latents: Tensor) -> Tensor:
-        """Return the images of latents [B, d, h, w]."""
-        raise NotImplementedError
-
 
 def convolution_sizes(weights: Tensors) -> dict[str, object]:
     """Return the fields of a diffusers configuration for encoder and decoder, by their weights.
@@ -162,8 +156,7 @@ def convolution_sizes(weights: Tensors) -> dict[str, object]:
     block = "encoder.down_blocks.{}.resnets.{}.conv1.weight"
 
     def there(level: int, layer: int) -> bool:
-        each = weights.get(block.format(level, layer))
-        return each is not None and each.ndim == 4
+        return getattr(weights.get(block.format(level, layer)), "ndim", 0) == 4
 
     levels = list(takewhile(lambda level: there(level, 0), count()))
     widths = tuple(len(weights[block.format(i, 0)]) for i in levels)
