@@ -8,8 +8,8 @@ weights of llama.cpp's Q8_0 back as they were stored. In 4 bits a weight is s (q
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -84,14 +84,11 @@ class BlockLinear(nn.Module):
     @classmethod
     def joined(cls, layers: Sequence[BlockLinear]) -> BlockLinear:
         """Return the layer whose outputs are those of several, one after the other."""
-        codes, scales = (
-            torch.cat([getattr(layer, part).detach() for layer in layers])
-            for part in ("codes", "scales")
-        )
-        zeros = [layer.zeros.detach() for layer in layers if layer.zeros is not None]
-        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        centres, bias = (torch.cat(each) if each else None for each in (zeros, biases))
-        return cls(codes, scales, centres, bias, layers[0].factors)
+        names = ("codes", "scales", "zeros", "bias")  # all layers have the last two, or none has
+        parts = ([getattr(layer, name) for layer in layers] for name in names)
+        joined: Iterable[Any] = (None if each[0] is None else torch.cat(each) for each in parts)
+        codes, scales, zeros, bias = joined
+        return cls(codes, scales, zeros, bias, layers[0].factors)
 
     def padded(self) -> BlockLinear:
         """Return the layer whose inputs, by its factors, zeros bring to a multiple of `GROUP`."""
