@@ -44,11 +44,6 @@ class ColourClusters(CodeBook):
     def __init__(self, colours: Tensor) -> None:
         self.colours = colours.float()
 
-    @property
-    def vocab_size(self) -> int:
-        """The number of codes, V."""
-        return len(self.colours)
-
     def codebook(self) -> Tensor:
         """Return the colours f32 [V, 3]."""
         return self.colours

@@ -32,7 +32,7 @@ class CodeBook:
     @property
     def vocab_size(self) -> int:
         """The number of codes, V."""
-        return len(self.model.quantize.embedding.weight)
+        return len(self.codebook())
 
     def codebook(self) -> Tensor:
         """Return the code-book f32 [V, d], at unit length if `normalised`."""
