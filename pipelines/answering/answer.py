@@ -127,34 +127,23 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as JSON types."""
+        same = ("label", "support", "refused", "cut", "repeats", "evidence")
         return {
             "question": self.question,
             "answer": self.text,
-            "evidence": self.evidence,
+            **{name: getattr(self, name) for name in same},
             "short_answer": self.short,
-            "support": self.support,
             "supporting": None if self.supporting is None else self.supporting.to_dict(),
             "sentences": [each.to_dict() for each in self.sentences],
-            "cut": self.cut,
-            "repeats": self.repeats,
-            "refused": self.refused,
             "left_out": len(self.prompt.left_out),
             "citations": [asdict(each) for each in self.citations],
             "passages": [_record(hit) for hit in self.passages],
             "chunks": [_record(hit) for hit in self.chunks],
-            "label": self.label,
             "report": self.report.to_dict(),
         }
 
 
 def _record(hit: Hit) -> dict[str, object]:
     """Return a passage as JSON types."""
-    return {
-        "document": hit.document.name,
-        "copies": list(hit.copies),
-        "title": hit.passage.title,
-        "start": hit.passage.start,
-        "end": hit.passage.end,
-        "score": hit.score,
-        "text": hit.passage.text,
-    }
+    facts = {"document": hit.document.name, "copies": list(hit.copies), "score": hit.score}
+    return asdict(hit.passage) | facts
