@@ -8,7 +8,6 @@ searches too. The least cosine holds only for an embedder that the caller names,
 the small bundled one says little. A question without matches gets the beginning.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ragspec.pipelines.answering.prompt import build_prompt
@@ -49,22 +48,21 @@ class Chunks:
     def find(
         self, tokenizer: Tokenizer, question: str, template: PromptTemplate
     ) -> tuple[tuple[Hit, ...], tuple[int, ...]]:
-        """Return the best chunks that fit, in document order, and the prompt over them."""
-        hits = self._hits(question)
-        prompt = build_prompt(tokenizer, question, hits, room=self.room, template=template)
-        ordered = sorted(prompt.hits, key=lambda hit: hit.passage.start)
-        ids = build_prompt(tokenizer, question, ordered, template=template).token_ids
-        return tuple(map(self._placed, ordered)), ids
+        """Return the best chunks that fit, in document order, and the prompt over them.
 
-    def _hits(self, question: str) -> Sequence[Hit]:
-        """Return the matches of a question, best first; without any, the first chunks."""
-        hits = self._index.search(question, MOST_HITS)
+        Without matches of the question, the first chunks count as the best.
+        """
         passages, dense = self._index.passages, self._index.dense
+        hits = self._index.search(question, MOST_HITS)
         if self._floor is not None and dense is not None:
             cosines = dense.search(question, len(passages))
             close = {passages[number] for number, cosine in cosines if cosine >= self._floor}
             hits = [hit for hit in hits if hit.passage in close]
-        return hits or [Hit(self._index.documents[0], each, 0.0) for each in passages[:MOST_HITS]]
+        hits = hits or [Hit(self._index.documents[0], each, 0.0) for each in passages[:MOST_HITS]]
+        prompt = build_prompt(tokenizer, question, hits, room=self.room, template=template)
+        ordered = sorted(prompt.hits, key=lambda hit: hit.passage.start)
+        ids = build_prompt(tokenizer, question, ordered, template=template).token_ids
+        return tuple(map(self._placed, ordered)), ids
 
     def _placed(self, hit: Hit) -> Hit:
         """Return a chunk with its position in the document."""
