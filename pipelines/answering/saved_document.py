@@ -6,7 +6,7 @@ memory without reading them. They belong to one model, dtype and tokenizer.
 
 import json
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ragspec.engine.engine import Engine
@@ -48,12 +48,8 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
 
         pairs = ((n, i, part) for n, pair in saved.layers.items() for i, part in enumerate(pair))
         tensors = {f"{n}.{i}": part.detach().cpu().contiguous() for n, i, part in pairs}
-        record = {
-            "document": asdict(saved.document),
-            "template": asdict(saved.template),
-            "token_range": saved.token_range,
-            "tokens": saved.tokens,
-        }
+        record = asdict(replace(saved, layers={}))
+        del record["layers"]  # of the other file
         save_file(tensors, folder / CACHE)
         (folder / DOCUMENT).write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         shutil.copymode(folder / DOCUMENT, folder / CACHE)  # `save_file` writes for the owner alone
