@@ -71,19 +71,15 @@ class PassageWriter:
 
     def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the next stride over a passage, and whether the answer ends with it."""
-        if self.rounds is not None:
-            return self._round(answer, before), len(before) + 1 >= self.rounds
-        more: Options = {"resume_from": tokens_of(before), "stop_after": self.stride}
-        stride = self._text(answer, before, more)
-        return stride, stride.generation.finish_reason != "paused"
-
-    def _round(self, answer: RetrievedPassage, before: Sequence[Stride]) -> Stride:
-        """Return the answer over a passage, drafted from the one before; the same if it returns."""
-        if answer not in self._answers:
+        if self.rounds is None:
+            more: Options = {"resume_from": tokens_of(before), "stop_after": self.stride}
+            stride = self._text(answer, before, more)
+            return stride, stride.generation.finish_reason != "paused"
+        if answer not in self._answers:  # a round is drafted from the one before
             drafts = before and self.engine.drafter is not None
-            more: Options = {"prediction": before[-1].generation.tokens} if drafts else {}
+            more = {"prediction": before[-1].generation.tokens} if drafts else {}
             self._answers[answer] = self._text(answer, before, more)
-        return self._answers[answer]
+        return self._answers[answer], len(before) + 1 >= self.rounds
 
     def _text(self, answer: RetrievedPassage, before: Sequence[Stride], more: Options) -> Stride:
         """Return the text over a passage, with more options."""
