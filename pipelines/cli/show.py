@@ -144,7 +144,13 @@ def _show_text(outcome: Result, output: OutputOptions, terminal: Terminal) -> No
         return
     terminal.line("" if output.streams else outcome.generation.text)
     if answer is not None:
-        _note_sources(answer, terminal)
+        for number, citation in enumerate(answer.citations, 1):
+            terminal.note(f"  quotation {number}: {citation.document}, {citation.place}")
+        if left := len(answer.prompt.left_out):
+            fit = f"{len(answer.passages)} of {len(answer.passages) + left} passages"
+            terminal.note(f"{fit} fit the model's context; the last were left out")
+        note_support(answer, terminal)
+        note_end(answer, terminal)
     if outcome.generation.finish_reason == "cancelled":
         terminal.note("interrupted; the text so far is kept")
     elif output.compare and comparison is None and outcome.generation.tokens:
@@ -155,18 +161,6 @@ def _show_text(outcome: Result, output: OutputOptions, terminal: Terminal) -> No
         terminal.note("no model was called: there is nothing to compare")
     if comparison is not None:
         terminal.note(comparison.summary(), "bold")
-
-
-def _note_sources(answer: Answer, terminal: Terminal) -> None:
-    for number, citation in enumerate(answer.citations, 1):
-        terminal.note(f"  quotation {number}: {citation.document}, {citation.place}")
-    if left := len(answer.prompt.left_out):
-        used = len(answer.passages)
-        terminal.note(
-            f"{used} of {used + left} passages fit the model's context; the last were left out"
-        )
-    note_support(answer, terminal)
-    note_end(answer, terminal)
 
 
 def note_support(answer: Answer, terminal: Terminal) -> None:
