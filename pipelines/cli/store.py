@@ -145,8 +145,7 @@ def _answer(
         if len(prompts) == 1:
             terminal.note(f"left out: {error}")
             return []
-        results = [_answer(engine, [prompt], max_new_tokens, terminal) for prompt in prompts]
-        return [answer for answers in results for answer in answers]
+        return [a for each in prompts for a in _answer(engine, [each], max_new_tokens, terminal)]
 
 
 def _open_for(engine: Engine, out: Path) -> CorpusIndex:
