@@ -7,7 +7,7 @@ lightness alone. A source without a preferred colour takes a free one.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from types import MappingProxyType
 from zlib import crc32
 
@@ -149,16 +149,13 @@ def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
     first = first_number(trace.steps)
     for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):
         sources, path = sources_of(step), accepted_of(step)
-        begin = 0
-        for i in range(1, len(path) + 1):
-            if i < len(path) and _continues(step, path[i - 1], path[i]):
-                continue
+        accepted = f"{pluralize(len(path), 'drafted token')} accepted"
+        jumps = [i for i, pair in enumerate(pairwise(path), 1) if not _continues(step, *pair)]
+        for begin, end in pairwise([0, *jumps, len(path)] if path else ()):
             source = sources[path[begin]]
-            place = where(names, step.tree.origin[path[begin]].tolist(), i - begin)
-            accepted = f"{pluralize(len(path), 'drafted token')} accepted"
+            place = where(names, step.tree.origin[path[begin]].tolist(), end - begin)
             tip = f"{source}{place}\nstep {number}: {accepted}"
-            yield Span("".join(texts[begin:i]), colours[source], tip, number)
-            begin = i
+            yield Span("".join(texts[begin:end]), colours[source], tip, number)
         if added := "".join(texts[len(path) :]):
             yield Span(added, "own", f"{TARGET}\nstep {number}", number)
 
