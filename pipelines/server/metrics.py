@@ -56,7 +56,6 @@ class Metrics:
         report = generation.report
         for name in ("prompt_tokens", "cached_tokens", "tokens", "forwards"):
             getattr(self, name).inc(getattr(report, name))
-        for source, count in report.drafted_by_source.items():
-            self.drafted.labels(source).inc(count)
-        for source, count in report.accepted_by_source.items():
-            self.accepted.labels(source).inc(count)
+        for name in ("drafted", "accepted"):
+            for source, count in getattr(report, f"{name}_by_source").items():
+                getattr(self, name).labels(source).inc(count)
