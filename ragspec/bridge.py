@@ -339,7 +339,7 @@ def _refuse_unknown(model_kwargs: dict[str, Any]) -> None:
         )
     for name in _CACHES:
         if getattr(model_kwargs.get(name), "get_seq_length", int)() > 0:
-            raise InputError(f"{name} already hold tokens; expected none. Pass all input_ids.")
+            raise InputError(f"got {name} with tokens; expected none. Pass all input_ids.")
 
 
 def _refuse_outputs(config: object) -> None:

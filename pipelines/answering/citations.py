@@ -39,13 +39,13 @@ LEAST_SUPPORT = 1.8  # score of a sentence, or of neighbouring ones, that suppor
 NAME = r"(?<=\w )(?:[AIST]\b|[ai]\b(?!'|\s\W*\w))"  # also a word of grammar, as in vitamin A
 NUMBER = re.compile(rf"(?:[<>≤≥]=?)?(?:(?<![\w)])[-±]|\^-)?\d+(?:[.,:/]\d+)*|{NAME}")  # with signs
 COMPARISON = re.compile(r"(?<=[<>=≤≥])\s+(?=[-±\d$€£¥₹₩₽₺₴])")
-MINUS = re.compile(r"\b(?:minus|минус)\s+(?=\d)", re.IGNORECASE)
-HOUR = re.compile(r"(\d[\d:.]*)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
+MINUS = re.compile(r"(?<![\d)] )\b(?:minus|минус)\s+(?=[\d$€£¥₹₩₽₺₴])", re.IGNORECASE)
+HOUR = re.compile(r"(?<![\d:.])(\d[\d:.]*+)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
 UNIT = re.compile(r"((?:[<>]=?|[≤≥])?(?:(?<![\w)])-)?)([$€£¥₹₩₽₺₴¢%‰])")
 _UNITS = "dollar euro pound yen rupee won ruble lira hryvnia cent percent permille"
 UNITS = dict(zip("$€£¥₹₩₽₺₴¢%‰", _UNITS.split(), strict=True))
 _NEGATIONS = r"""not no(?!\.\s*\d) never none nor neither without cannot non nicht kein\w*
-nie(?:mals)? niet geen pas jamais aucun\w* nunca não nem не нет ні никогда inte ikke off(?!\sthe)"""
+nie(?:mals)? niet geen pas jamais aucun\w* nunca não nem не нет ні никогда inte ikke"""
 NEGATION = re.compile(rf"\b(?:{'|'.join(_NEGATIONS.split())})\b|n't\b", re.I)
 NUMBER_OF_PASSAGE = re.compile(r"\[\d+\]")
 SUFFIX = re.compile(r"(?:ing|ed|es|ly|e)$")

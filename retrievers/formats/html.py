@@ -51,7 +51,9 @@ UNSHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 BOX = re.compile(r"(?<![\w-])display\s*:\s*(block|flex|flow-root|grid|list-item|table)", re.I)
 KEEPING = re.compile(r"(?<![\w-])white-space\s*:\s*(?:pre|break)", re.I)
 _ROWS = "parent::table or parent::tbody or parent::tr"
-LINES = f'.//text()[contains(., "\n")][not({_ROWS} or ancestor::pre)]'
+# The nearest style that has a word on spaces counts.
+_NEAREST = 'ancestor::*[contains(@style, "hite-space")][1][not(contains(@style, "normal"))]'
+LINES = f'.//text()[contains(., "\n")][not({_ROWS} or ancestor::pre)][{_NEAREST}]'
 FLEX = re.compile(r"(?<![\w-])display\s*:\s*(inline-)?(?:flex|grid)", re.I)
 _NUMBERS = r"none|disc|circle|square|(decimal(-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))"
 NUMBER = re.compile(rf"(?<![\w-])list-style(?:-type)?\s*:[^;]{{0,99}}?\b(?:{_NUMBERS})\b", re.I)
@@ -156,7 +158,8 @@ def read_html(source: str, *, is_mail: bool = False) -> Extract:
     )
     root = etree.fromstring(clean(source).encode(), parser)
     if any(error.message == "Unexpected end tag : p" for error in parser.error_log):
-        source = re.sub("</p[^<>]*>", r"\g<0><br>", source, flags=re.I)  # as libxml2 drops it
+        # libxml2 drops such an end, which is an empty paragraph.
+        source = re.sub(r"</p(?=[\s/>])[^<>]*>", r"\g<0><br>", source, flags=re.I)
         root = etree.fromstring(clean(source).encode(), parser)
     if root is None or any(error.type_name == "ERR_RESOURCE_LIMIT" for error in parser.error_log):
         text = SPACES.sub(" ", TAG.sub(" ", source)).strip()

@@ -31,6 +31,7 @@ LATIN = "ABGDEZYHIKLMNCOPRSTUFXQWabgdezyhiklmncoprstufxqw"
 GREEK = "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω"
 CHARACTERS |= {f"*{name}": letter for name, letter in zip(LATIN, GREEK, strict=True)}
 ACCENTS = dict(zip("'`^:~,vo", map(chr, (769, 768, 770, 776, 771, 807, 780, 778)), strict=True))
+GOES_ON = re.compile(r"""(?<!\\)(?:\\\\)*\\c"*$""")  # the line, after no escaped backslash
 ACCENT = re.compile(r"['`^:~,vo][^\W\d_]")
 SIGNS = {"e": "\\", "~": " ", "0": " ", "t": "\t"} | dict.fromkeys("&|^/,)%:{}acdEpruz!", "")
 ESCAPE = re.compile(
@@ -241,7 +242,7 @@ def html_of(source: str) -> Iterator[str]:
             if text is None:
                 continue
             gap = "<p>" if not text.strip() else "<br>" if text[0] == " " else ""
-            ending = "" if line.rstrip('"').endswith("\\c") else after + "\n"  # or it goes on
+            ending = "" if GOES_ON.search(line) else after + "\n"
             yield ("" if literal else gap) + escape(text, False) + ending
             after = "" if ending else after
 

@@ -158,7 +158,7 @@ def drop_deletions(root: "_Element", counts: Counter[str]) -> None:
     ends = [e.getparent().getparent() for e in marks if e.tag.endswith(("}del", "}moveFrom"))]
     ends += root.xpath('//*[local-name()="framePr"]/@*[local-name()="dropCap" and .!="none"]/../..')
     etree.strip_elements(root, *(f"{{*}}{name}" for name in DROPPED), with_tail=False)
-    for properties in ends:
+    for properties in dict.fromkeys(ends):
         paragraph = properties.getparent()
         after = next(paragraph.itersiblings("{*}p", "{*}tbl"), paragraph)
         if after is not paragraph and after.tag == paragraph.tag:

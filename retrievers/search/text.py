@@ -34,9 +34,9 @@ ARTICLES = "[Dd](?:er|ie|as|em|en|es)|[Vv]om|[Zz]u[mr]|bis", "[Ii]m|(?<!I )am"
 ORDINALS = [rf"(?:{each})\s{digits}" for each in ARTICLES for digits in (r"\d", r"\d\d", "max")]
 SMALL = rf"[^\W\d_A-Z{UPPER}]"
 BEFORE = [rf"\b{each}" for each in (*ABBREVIATIONS, *ORDINALS)]
-BEFORE += [rf"(?<!\S)[(\[]{SMALL}{{{count}}}" for count in range(1, 7)]
 BEFORE += [r"^\d", r"^\d\d", r"^[A-Za-z]", r"[?!]\s[A-Z]", r"\s\s\d", r"\s\s\d\d", r"\d\s[adnv]"]
 GOES_ON = "".join(rf"(?<!{each}\.)" for each in (*BEFORE, r"[\n*][*_]\w"))
+GOES_ON += "".join(rf"(?!(?<=(?<!\S)[(\[]{SMALL}{{{n}}}\.)(?!\)))" for n in range(1, 7))
 BEFORE_NUMBER = r"""no nos núm n[°º] p[aá]g p[aá]gs vol vols chap [ck]ap sec sect abs abschn art eq
 eqs tab abb fig figs lit ziff anm t[eé]l fax ext apt aprox max min mind kl jan feb mar apr jun jul
 aug sep sept o[ck]t nov de[cz] ver ed est al ref refs secs lem prop cor def рис табл [^\W\d_]"""
@@ -99,10 +99,12 @@ Span = tuple[int, int]
 # Ends of words that are no plurals, of plurals and of their singulars; the first that fits counts.
 _PLURALS = r"""([su]s|[st]is|(?<!t)axis|(?:^bi|ali|nv|tl)as|^(?:len|new|serie|specie)s)=\1
 (wol|shel|^hal|^cal|loa|thie|scar)ves=\1f (^ind|vert|vort|^cod)ices?=\1ex (^kni|^wi|[ed]wi)ves=\1fe
-(ss|sh|x|zz|(?<!ca|da|ha|ni|pa|sy)(?<!^a)ch)(?<!^ax)es=\1 (matr|append|^hel)ices?=\1ix
-(^child)ren=\1 ((?<!^[fhtw])(?<!sh|ob)(?<!can)o|(?:^g|^bi|ali|nv|tl)as|^lens)es=\1
-(mov|ook|zomb|calor)ies=\1ie (^ax|[ao]lys|cris|thes|gnos|nops|llips)es=\1is (?<=..)(?<![ae])ies=y
+(sh|zz)es=\1 (ss|ch|(?<!^a)x)es?=\1 (matr|append|^hel)ices?=\1ix (^child)ren=\1
+((?:[mt]at|her|ech|vet|^g|rg|lcan|min|uit|ped|zer|ang)o|(?:^g|^bi|ali|nv|tl)as|^lens)es=\1
+(^ax|cris|thes|nops|llips)es=\1is ([ao]lys|gnos)es?=\1is (mov|ook|zomb|calor)ies=\1ie
+(?<=..)(?<![ae])ies=y
 (^|^wo)men=\1man ((?:^b|ib|vir|[ct]at|amp|foc|on|ens|irc|hor|ct|in)us)es=\1 (?<=...)s="""
+ENDINGS = ("s", "en", "ice", "che", "sse", "xe", "yse", "nose")
 PLURALS = [(re.compile(f"{p}$"), s) for p, _, s in (e.rpartition("=") for e in _PLURALS.split())]
 
 
@@ -161,7 +163,7 @@ def _without_marks(text: str) -> str:
 
 def stem(word: str) -> str:
     """Return the singular of an English word (Harman's s-stemmer, 1991, with usual exceptions)."""
-    for plural, singular in PLURALS if word.endswith(("s", "ice", "en")) else ():
+    for plural, singular in PLURALS if word.endswith(ENDINGS) else ():
         if plural.search(word):
             return plural.sub(singular, word)
     return word

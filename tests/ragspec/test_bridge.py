@@ -188,7 +188,7 @@ def test_unsupported_arguments_are_refused(model: Any, spec: Speculation) -> Non
         ("constraints", {"constraints": [5]}),
         ("output_scores", {"return_dict_in_generate": True, "output_scores": True}),
         ("padded on the right", {"attention_mask": (IDS != 5).long()}),
-        ("already hold tokens", {"past_key_values": cache}),
+        ("with tokens", {"past_key_values": cache}),
     ]
     for match, call in calls:
         with pytest.raises(InputError, match=match):
