@@ -155,24 +155,20 @@ class Steering(Transform):
 
     def open(self, start: TextStart) -> "SteeredText":
         """Return the steering of one text."""
-        prompt = start.prompt if start.draft_prompt is None else start.draft_prompt
-        cache = DraftCache(self.model, start.vocab_size, len(prompt) + 256)
-        return SteeredText(start, prompt, cache, self)
+        return SteeredText(start, self)
 
 
 class SteeredText(RowTransform):
     """The steering of one text; see `Steering`."""
 
-    def __init__(
-        self, start: TextStart, prompt: Sequence[int], cache: DraftCache, steering: Steering
-    ) -> None:
+    def __init__(self, start: TextStart, steering: Steering) -> None:
         self._taken = self._compared = taken = start.distribution.without_lazy()
         if taken.sampling.greedy:  # compared at temperature 1
             rest = taken.noise, taken.prompt_length, taken.processors
             self._compared = TokenDistribution(Sampling(temperature=1.0), *rest)
         self._scale = steering.eta * self._compared.sampling.temperature
-        self._cache = cache
-        self._text = list(prompt)
+        self._text = list(start.prompt if start.draft_prompt is None else start.draft_prompt)
+        self._cache = DraftCache(steering.model, start.vocab_size, len(self._text) + 256)
         self._tree = DraftTree.empty()
         self._context: Sequence[int] = ()
         self._length = len(start.prompt)  # of the target's text, whose list grows
