@@ -91,9 +91,7 @@ def powered(text: str) -> str:
 
 def raised(text: str) -> str:
     """Return an exponent or a mark of a footnote, so that it joins no number before it."""
-    if not text or text.lower() in ORDINAL or text[0] in "[(^":
-        return text
-    return "^" + grouped(text)
+    return text if text.lower() in ORDINAL or text.startswith(("[", "(")) else powered(text)
 
 
 def based(text: str) -> str:
