@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ragspec.errors import InputError, ModelError
 from ragspec.models.checks import check_embedder, read_config
@@ -79,8 +78,16 @@ class StaticEmbedder:
 
     def encode(self, texts: Sequence[str], *, query: bool = False) -> Floats:
         """Return unit vectors f32 [texts, dimensions]; a text without known tokens gives zeros."""
-        rows = [self._encode(texts[i : i + BATCH]) for i in range(0, len(texts), BATCH)]
-        return torch.cat([self._table[:0], *rows]).numpy()
+        rows = [self._table[:0]]
+        for start in range(0, len(texts), BATCH):
+            some = list(texts[start : start + BATCH])
+            encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            ids = [encoding.ids for encoding in encodings]
+            flat = torch.tensor([token for row in ids for token in row], dtype=torch.long)
+            starts = torch.tensor([0] + [len(row) for row in ids[:-1]]).cumsum(0)
+            means = torch.nn.functional.embedding_bag(flat, self._table, starts, mode="mean")
+            rows.append(torch.nn.functional.normalize(means, dim=-1))
+        return torch.cat(rows).numpy()
 
     def rarity(self, word: str) -> float:
         """Return how rare a word is in the text that the tokenizer was trained on.
@@ -89,14 +96,6 @@ class StaticEmbedder:
         """
         tokens = self._tokenizer.encode(" " + word, add_special_tokens=False).ids
         return sum(math.log(token + 2) for token in tokens)
-
-    def _encode(self, texts: Sequence[str]) -> Tensor:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [encoding.ids for encoding in encodings]
-        flat = torch.tensor([token for row in ids for token in row], dtype=torch.long)
-        starts = torch.tensor([0] + [len(row) for row in ids[:-1]]).cumsum(0)
-        means = torch.nn.functional.embedding_bag(flat, self._table, starts, mode="mean")
-        return torch.nn.functional.normalize(means, dim=-1)
 
 
 class SentenceEmbedder:
