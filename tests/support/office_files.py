@@ -85,8 +85,9 @@ def docx(path: Path) -> None:
         blob = f'<n xmlns:w="{WORD}"><n id="2">{note}</n></n>'.encode()
         uri = docx.opc.packuri.PackURI(f"/word/{kind}s.xml")
         file.part.relate_to(docx.opc.part.Part(uri, "text/xml", blob), f"/{kind}s")
-    cap = etree.SubElement(file.add_paragraph("f")._p.get_or_add_pPr(), f"{{{WORD}}}framePr")
-    cap.set(f"{{{WORD}}}dropCap", "drop")
+    cap = file.add_paragraph("f")._p.get_or_add_pPr()
+    etree.SubElement(cap, f"{{{WORD}}}framePr").set(f"{{{WORD}}}dropCap", "drop")
+    etree.SubElement(etree.SubElement(cap, f"{{{WORD}}}rPr"), f"{{{WORD}}}del")
     file.add_paragraph("irst", style="List Bullet")
     for text in FIELDS:  # each in a paragraph
         run = file.add_paragraph().add_run("" if text.isalpha() else text)

@@ -219,7 +219,7 @@ def test_copies_are_returned_once() -> None:
         ("Built in 1040.[6]", "Dr.[1] Wu left.^7", "Six.¹", "**Bold.**", "„Nein.“", "Wu u.a. Wu."),
         ("He saw Dir. Amm. Wu, ext. 10, apt. 5 (lit. Hut), a.k.a. Al, at N°. 5 up.", "Dir. You."),
         ("Škola im. Wu, np. sv. Wu o godz. 5.", "На ул. Мира, кв. 2 (див. Рис).", "5 км.", "3 м."),
-        ("Drs. Wu, séc. V, mit max. Leistung, i.p.v. Bo.", "5 km.", "3 of us (Yes.", "It was)."),
+        ("Drs. Wu, séc. V, mit max. Leistung, i.p.v. Bo.", "5 km.", "3 (us.)", "It."),
         ("**1.** Use mpz_t.[note 2]", "It is __so__.", 'Of Wu Inc. ("Wu").', "ஆம்.", "இல்லை."),
         ("看《摔跤吧！爸爸》好吗？", "两个．", "彼は「待って！行く。」と言う。", "温度は3．5｡"),
     ],
