@@ -24,8 +24,11 @@ START = re.compile(rb"\A" + FROM + rb"|(?<=\n)\r?\n" + FROM + rb"(?=[!-9;-~]+:)"
 BEFORE = b" \t\r\n\xef\xbb\xbf"  # a message: empty lines and a mark of UTF-8
 WORD = re.compile(r"https?:\S+|(\d+|[^\W\d]+)")  # links have none
 MORE = 0.25  # of a page's words: least surplus over its plain text for the page to be read
-BASE64 = re.compile(r"\s*(?:[A-Za-z0-9+/]+[ \t]*\r?\n)*[A-Za-z0-9+/]*={0,2}[ \t]*(?=\r?\n|\Z)")
-CODE = re.compile(r"^[A-Za-z0-9+/]{60,}={0,2}\s*$", re.M)  # such lines are no plain text
+BREAK = re.compile("\r{1,9}\n|\r")
+FOUR = r"\s*+[A-Za-z0-9+/](?:(?:\n\s*+)?[A-Za-z0-9+/]){3}"  # lines may end in it, words may not
+END = r"(?:\s*+[A-Za-z0-9+/]{2,3}(?==))?=*+"
+BASE64 = re.compile(rf"\s*+(?:(?:{FOUR})*{END}|[A-Za-z0-9+/]+)[ \t]*+(?=\n)")  # whole lines
+CODE = re.compile(r"^[ \t]*+[A-Za-z0-9+/]{60,}={0,2}\s*$", re.M)  # such lines are no plain text
 COMMAND = re.compile(r"<(<)|<param>(?s:.*?)</param>|</?[\w-]{1,60}>", re.I)  # of text/enriched
 FILLED = re.compile(r"<nofill>.*?</nofill>|\n(\n*)", re.I | re.S)
 QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
@@ -84,7 +87,7 @@ def _text(path: Path, data: bytes, *codecs: str) -> Extract:
     """Return the text by the first codec that can be, or by a guess; of binary data only a note."""
     for codec in codecs:
         if (text := strict(data, codec)) is not None:
-            return Extract(re.sub("\r+\n|\r", "\n", text))
+            return Extract(BREAK.sub("\n", text))
     with suppress(DocumentError):
         return decode(path, data)
     return Extract("", notes=("a binary part left out",))
@@ -179,10 +182,11 @@ def _cut(body: MIMEPart) -> None:
     """Move plain text behind a body in Base64, such as the footer of a list, to the epilogue."""
     text = body.get_payload()
     if isinstance(text, str) and str(body["Content-Transfer-Encoding"]).lower() == "base64":
+        text = BREAK.sub("\n", text)
         end = len((BASE64.match(text) or [""])[0])
-        if text[end:].strip() and not CODE.search(text, end):
+        if re.search(r"[^A-Za-z0-9+/=\s]", text[end:]) and not CODE.search(text, end):
             body.set_payload(text[:end])
-            body.epilogue = text[end:].strip().replace("\r\n", "\n")
+            body.epilogue = text[end:].strip()
 
 
 def read_mailbox(path: Path, data: bytes) -> Extract:

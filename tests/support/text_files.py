@@ -31,7 +31,8 @@ LATIN = b"From: \xdc\nContent-Type: multipart/mixed; boundary=B=\n\n%s--B=--\n" 
     PART % (b"message/rfc822\nContent-Transfer-Encoding: base64;", b"VG86IEIKCkhpIQ=="),
     PART % (b'message/rfc822\nContent-Transfer-Encoding: "quoted-printable"', b"A: =3D\n\n=C3=BC"),
     PART % (b"text/enriched", b"<b>X</b>\ny <<z>\n\n<Param>r</Param>u<nofill>\nv\n\nw</nofill>"),
-    PART % (b"text/plain\nContent-Transfer-Encoding: base64", b"SGkh\n\n--\nList a?b=c1"),
+    PART % (b"text/plain\nContent-Transfer-Encoding: base64", b"SGkh\rThanks\n\n--\nList a?b=c1"),
+    PART % (b"text/plain\nContent-Transfer-Encoding: base64", b"SGVs bG8g\r\r\n\r d29y bGQ="),
     PART % (b"text/plain", b"\1\x80"),
 ))  # fmt: skip
 ODD = b"From: =?UTF-8?Q?Ann_M=C3?=\n =?UTF-8?Q?\xbcl=0A?= <a@[\nFrom: B\nTo: <\nCc: =?utf-8?B?a?=\n"

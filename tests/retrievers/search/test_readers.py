@@ -128,7 +128,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
         "d.mht",
         write(b"\xef\xbb\xbf" + LATIN),
         "From: Ü\n\n> “q \n> sr”\n\nü\n\n\tc\n\n1. a b\n\n1 = 1\n\nTo: B\n\nHi!\n\nü\n\n"
-        "X y <z>\nu\nv\n\nw\n\nHi!\n\n--\nList a?b=c1",
+        "X y <z>\nu\nv\n\nw\n\nHi!\n\nThanks\n\n--\nList a?b=c1\n\nHello world",
         "",
         ["text/css left out", "a binary part"],
     ),
