@@ -29,8 +29,8 @@ FOUR = r"\s*+[A-Za-z0-9+/](?:(?:\n\s*+)?[A-Za-z0-9+/]){3}"  # lines may end in i
 END = r"(?:\s*+[A-Za-z0-9+/]{2,3}(?==))?=*+"
 BASE64 = re.compile(rf"\s*+(?:(?:{FOUR})*{END}|[A-Za-z0-9+/]+)[ \t]*+(?=\n)")  # whole lines
 CODE = re.compile(r"^[ \t]*+[A-Za-z0-9+/]{60,}={0,2}\s*$", re.M)  # such lines are no plain text
-COMMAND = re.compile(r"<(<)|<param>(?s:.*?)</param>|</?[\w-]{1,60}>", re.I)  # of text/enriched
-FILLED = re.compile(r"<nofill>.*?</nofill>|\n(\n*)", re.I | re.S)
+COMMAND = re.compile(r"<(<)|<param>[^<]*</param>|</?[\w-]{1,60}>", re.I)  # of text/enriched
+FILLED = re.compile(r"<nofill>(?:(?!<nofill>).)*?</nofill>|\n(\n*)", re.I | re.S)
 QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 ENCODED = r"=\?[^?\s]+\?[bq]\?.*?\?="
 BARE_BOUNDARY = re.compile(r'(?<![\w*-])(boundary\s*=\s*)(?!")([^;\s]+)', re.I)

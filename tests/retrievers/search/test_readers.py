@@ -44,6 +44,7 @@ MAKERS = {"docx": docx, "pptx": pptx, "xlsx": xlsx, "epub": epub, "pdf": write(p
 TEXTS: dict[str, tuple[str | bytes, str]] = {
     "NEWS": ("From 2019 on:\nNote: A", "From 2019 on:\nNote: A"),
     "j.eml": (ODD + b"Content-Type: text/plain; x*\n\nHi", ODD_READ),
+    "p.eml": (b"To: B\nContent-Type: text/enriched\n\n" + b"<param><nofill>" * 99999, "To: B"),
     "a.mht": (b"Content-Type: text/html\n\n<p>Hi", "Hi"),
     "a.ics": ("D:08\r\n 15\\, gr\xc3\r\n \xbc\\nn".encode("latin-1"), "D:0815, grü\nn"),
     "a.csv": (
