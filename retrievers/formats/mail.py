@@ -25,12 +25,12 @@ BEFORE = b" \t\r\n\xef\xbb\xbf"  # a message: empty lines and a mark of UTF-8
 WORD = re.compile(r"https?:\S+|(\d+|[^\W\d]+)")  # links have none
 MORE = 0.25  # of a page's words: least surplus over its plain text for the page to be read
 BREAK = re.compile("\r{1,9}\n|\r")
-FOUR = r"\s*+[A-Za-z0-9+/](?:(?:\n\s*+)?[A-Za-z0-9+/]){3}"  # lines may end in it, words may not
-END = r"(?:\s*+[A-Za-z0-9+/]{2,3}(?==))?=*+"
-BASE64 = re.compile(rf"\s*+(?:(?:{FOUR})*{END}|[A-Za-z0-9+/]+)[ \t]*+(?=\n)")  # whole lines
+FOUR = r"(?:\s*+[a-z\d+/](?:(?:\n\s*+)?[a-z\d+/]){3})*(?:\s*+[a-z\d+/]{2,3}(?==))?=*+"  # no words
+BASE64 = re.compile(rf"\s*+(?:{FOUR}|[a-z\d+/]+)[ \t]*+(?=\n)", re.I | re.A)  # whole lines
 CODE = re.compile(r"^[ \t]*+[A-Za-z0-9+/]{60,}={0,2}\s*$", re.M)  # such lines are no plain text
 COMMAND = re.compile(r"<(<)|<param>[^<]*</param>|</?[\w-]{1,60}>", re.I)  # of text/enriched
 FILLED = re.compile(r"<nofill>(?:(?!<nofill>).)*?</nofill>|\n(\n*)", re.I | re.S)
+RUN = re.compile("[\0-\x7f\udc80-\udcff]+|[^\0-\x7f\udc80-\udcff]+")  # raw, or decoded
 QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 ENCODED = r"=\?[^?\s]+\?[bq]\?.*?\?="
 BARE_BOUNDARY = re.compile(r'(?<![\w*-])(boundary\s*=\s*)(?!")([^;\s]+)', re.I)
@@ -93,15 +93,21 @@ def _text(path: Path, data: bytes, *codecs: str) -> Extract:
     return Extract("", notes=("a binary part left out",))
 
 
+def _line(path: Path, line: str, codecs: list[str]) -> Extract:
+    """Return a line of a header; raw bytes in it are read without the words that were decoded."""
+    runs = (run.encode("utf-8", "surrogateescape") for run in RUN.findall(line))
+    parts = [_text(path, run, *["utf-8", *codecs] * (b"\x1b$" not in run)) for run in runs]
+    return Extract("".join(part.text for part in parts), notes=joined(parts).notes)
+
+
 def _parts(path: Path, message: MIMEPart) -> Iterator[Extract]:
     """Yield the header of a message, and the texts and messages in it."""
     with parsing(path):
         lines = {name: " ".join(str(message[name]).split()) for name in LINES if message[name]}
-        raw = {name: line.encode("utf-8", "surrogateescape") for name, line in lines.items()}
-        codecs = ["utf-8", *map(_codec, message.walk())]
+        codecs = [codec for codec in map(_codec, message.walk()) if strict(b" ", codec) == " "]
         kind, name = message.get_content_type(), message.get_filename()
         is_attachment, inner = message.is_attachment(), _inner(message)
-    header = {n: _text(path, line, *codecs * (b"\x1b$" not in line)) for n, line in raw.items()}
+    header = {name: _line(path, line, codecs) for name, line in lines.items()}
     text = clean("\n".join(f"{name}: {line.text}" for name, line in header.items()))
     titles = [
         (0, clean(line.text)) for name, line in header.items() if name == "Subject" and line.text
@@ -182,8 +188,7 @@ def _cut(body: MIMEPart) -> None:
     """Move plain text behind a body in Base64, such as the footer of a list, to the epilogue."""
     text = body.get_payload()
     if isinstance(text, str) and str(body["Content-Transfer-Encoding"]).lower() == "base64":
-        text = BREAK.sub("\n", text)
-        end = len((BASE64.match(text) or [""])[0])
+        end = len((BASE64.match(text := BREAK.sub("\n", text)) or [""])[0])
         if re.search(r"[^A-Za-z0-9+/=\s]", text[end:]) and not CODE.search(text, end):
             body.set_payload(text[:end])
             body.epilogue = text[end:].strip()
