@@ -204,10 +204,10 @@ def one_each(value: Any, count: int, what: str, of: str = "image") -> list[Any]:
     return values
 
 
-def some(value: Any) -> list[Any]:
-    """Return prompts or classes as a list, also if there is only one; raise InputError for none."""
+def some(value: Any, least: int = 1) -> list[Any]:
+    """Return prompts or classes as a list, also a single one; raise InputError below `least`."""
     many = [value] if _is_one(value) else list(value)
-    if not many:
+    if len(many) < least:
         raise InputError("got an empty list; expected at least one prompt or class to draw.")
     return many
 

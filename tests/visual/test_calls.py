@@ -97,9 +97,9 @@ def test_invalid_arguments_of_a_call_are_refused(
     for inputs in wrong:
         with pytest.raises(InputError, match="expected"):
             pipe(**CALLS["codes"], **inputs)
-    guidance = ("guidance_interval", np.array([0, 2])), ("guidance_scale", [1.0, 2.0])
-    for name, value in (("prompt", "a cat"), *guidance):
-        with pytest.raises(InputError, match=r"(\(0, 2\)|\(1\.0, 2\.0\)|got prompt).* conditions"):
+    scales = [("guidance_scale", [1.0, 2.0]), ("guidance_scale", [])]
+    for name, value in (("prompt", "a cat"), ("guidance_interval", np.array([0, 2])), *scales):
+        with pytest.raises(InputError, match=r"(\((0, 2|1\.0, 2\.0|)\)|got prompt).* conditions"):
             opened(saved("imagegpt"))(**{name: value})
     for kind in ("codes", "janus", "emu3", "imagegpt"):
         with pytest.raises(InputError, match="got codes from 99 to 99; expected 0 to"):

@@ -189,7 +189,7 @@ class Family:
         usual = ImageCall(top_k=0, guidance_scale=1.0)  # which have no effect
         for name, reason in self.unsupported.items():
             value, off = getattr(call, name), getattr(usual, name)
-            if value is not None and any(each != off for each in some(value)):
+            if value is not None and (many := some(value, 0)) != [off] * max(1, len(many)):
                 raise InputError(f"got {name}={value!r}; {reason}")
         if call.negative_prompt and self.condition != "prompt":
             raise InputError(
