@@ -59,7 +59,7 @@ class TextBenchOptions:
         for name in split(self.variants):
             parts = measure.parts_of(name)
             checks.check_drafters(parts, (*measure.PEERS, "plain") if len(parts) == 1 else ())
-            checks.check_need("store", parts, stored)
+            checks.check_need("store", parts, stored, checks.GIVE_STORE)
             drafters.update(parts)
         if stored:
             checks.check_stored(drafters or {"plain"})

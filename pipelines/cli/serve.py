@@ -36,7 +36,7 @@ class ServeOptions:
         if len({Path(image).name for image in self.images}) < len(self.images):
             got = ", ".join(self.images)
             raise InputError(f"got --images {got}; expected each name once. Rename a folder.")
-        self.engine.check_needs(self.store)
+        self.engine.check_needs(self.store, "Give it with --store NAME=FOLDER.")
         if "rapid" in split(self.engine.drafter):
             raise InputError("got drafter rapid; expected another, as requests have one prompt.")
 

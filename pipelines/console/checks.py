@@ -13,7 +13,8 @@ from ragspec.models.resolve import resolve_model
 from ragspec.storage.filesystem import check_folder
 from ragspec.storage.store import check_writable, expect_none, read_current
 
-SOURCES = MappingProxyType({"store": "--store or --set history=", "draft model": "--draft-model"})
+# Remedies of `check_need`.
+GIVE_STORE, OTHER = "Give it with --store or --set history=.", "Name another drafter."
 # The files of the drafters have these too, and import torch.
 NEEDS = MappingProxyType({"store": ("rest",), "draft model": ("model", "fused", "rapid")})
 STORED = ("suffix", "rest", "select", "hierarchy", "rasd", "auto")  # which use a store
@@ -125,12 +126,11 @@ def check_drafters(names: Iterable[str], more: Iterable[str] = ("none",)) -> Non
             registry.expect_known("drafter", [name], choices)
 
 
-def check_need(need: str, drafters: Iterable[str], there: object) -> None:
+def check_need(need: str, drafters: Iterable[str], there: object, remedy: str = OTHER) -> None:
     """Raise InputError if a drafter needs a store or a draft model and none is there."""
     for name in drafters:
         if name in NEEDS[need] and not there:
-            got = f"drafter {name} got no {need}"
-            raise InputError(f"{got}; expected one. Give it with {SOURCES[need]}.")
+            raise InputError(f"drafter {name} got no {need}; expected one. {remedy}")
 
 
 def check_stored(drafters: Collection[str], stored: Collection[str] = STORED) -> None:

@@ -91,11 +91,11 @@ class EngineOptions(PlaceOptions):
         if self.draft_model is not None:
             check_saved_draft(self.draft_model, self.model)
 
-    def check_needs(self, store: object = None, supplied: Collection[str] = ()) -> None:
+    def check_needs(self, store: object = None, remedy: str = checks.OTHER, *supplied: str) -> None:
         """Raise InputError if a drafter that is not supplied needs a draft model or a store."""
         drafters = [name for name in split(self.drafter) if name not in supplied]
-        checks.check_need("draft model", drafters, self.draft_model)
-        checks.check_need("store", drafters, store)
+        checks.check_need("draft model", drafters, self.draft_model, "Give it with --draft-model.")
+        checks.check_need("store", drafters, store, remedy)
 
     def load_engine(self, stores: "StoreOptions | None" = None) -> "Engine":
         """Load the models and open the stores; raise an error for one that does not fit."""
@@ -315,7 +315,7 @@ class TextOptions:
     )
 
     def __post_init__(self) -> None:
-        self.engine.check_needs(self.stores.paths, self.supplied)
+        self.engine.check_needs(self.stores.paths, checks.GIVE_STORE, *self.supplied)
         if self.stores.paths:
             checks.check_stored(split(self.engine.drafter))
 

@@ -15,13 +15,13 @@ from ragspec.drafters.fuse import within
 from ragspec.drafters.method import Sources, listed
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.request import Options
-from ragspec.errors import InputError, ModelError, QueueFullError, StoreError, UnknownNameError
+from ragspec.errors import InputError, ModelError, QueueFullError, StoreError
 from ragspec.pipelines.answering.docqa import DocQA
-from ragspec.pipelines.console.checks import check_need
+from ragspec.pipelines.console.checks import NEEDS, OTHER, check_need
 from ragspec.pipelines.methods import compose
 from ragspec.pipelines.server import errors, metrics, prompting, streams
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.registry import expect_known, unknown
+from ragspec.registry import expect_known
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -110,6 +110,8 @@ class Serving:
             store: Name of a store, None for none, a boolean for all of them.
         """
         names = self.default[0] if drafter is None else _as_names(drafter)
+        if drafter is None and store is None:
+            names = tuple(name for name in names if name not in NEEDS["store"])
         stores = () if store is None else (store,) if isinstance(store, str) else (*self.stores,)
         expect_known("store", stores, self.stores)
         return self._engines(tenant, names, self.default[1] if budget is None else budget, stores)
@@ -122,14 +124,15 @@ class Serving:
         methods = {name for name, method in listed().items() if not method.needs} | JOINED.keys()
         if "none" in names:
             raise InputError(f"got the drafter {names}; expected none by itself. Leave it out.")
-        for name in names:
-            # The server's default may be a folder.
-            if name not in methods and names != self.default[0]:
-                raise UnknownNameError(unknown("drafter", name, ["none", *sorted(methods)]))
+        others = [name for name in names if name not in self.default[0]]  # which may be a folder
+        expect_known("drafter", others, {"none", *methods})
         check_need("draft model", names, self._draft_models)
-        check_need("store", names, stores)
-        chosen = [part for name in names for part in JOINED.get(name, (name,))]
-        drafters = compose(chosen, Sources(), self.engine.target)
+        remedy = "Leave `store` out, or name another drafter." if self.stores else OTHER
+        check_need("store", names, stores, remedy)
+        chosen = dict.fromkeys(part for name in names for part in JOINED.get(name, (name,)))
+        drafters = compose([*chosen], Sources(), self.engine.target)
+        if any(inner.name == "context" for each in drafters for inner in each.drafters):
+            drafters = [each for each in drafters if each.name != "context"]
         drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         return self.engine.with_drafter([*drafters, *self._draft_models], budget)
 

@@ -9,6 +9,7 @@ import torch
 
 from ragspec.drafters.heads.files import save_head
 from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
 from ragspec.pipelines.cli.serve import ServeOptions, load
 from ragspec.pipelines.console.options import EngineOptions, SearchOptions
 from ragspec.pipelines.console.terminal import Terminal
@@ -46,16 +47,20 @@ def test_a_server_drafts_with_the_head_of_a_folder(tmp_path: Path, beside: str |
     result.close(0.0)
 
 
-@pytest.mark.parametrize("name", ["fused", "model", "rest"])
-def test_a_method_may_use_the_sources_of_the_server(name: str) -> None:
+@pytest.mark.parametrize("names", ["model", "rest", "fused,context", "fused,fused", "fused,auto"])
+def test_a_method_may_use_the_sources_of_the_server(names: str) -> None:
     draft = tiny.model("llama", dtype=torch.float64)
     serving = Serving(Engine(engine().model, tiny.tokenizer(), None, draft), NAME)
     serving.stores["a"] = Mock(drafter=Mock(return_value=SuffixDrafter()))
-    expected = ["context"] * (name == "fused") + ["suffix", "model"]
-    for chosen in (name, None):
+    expected = ["context"] * ("fused" in names) + ["recycling"] * ("auto" in names)
+    for chosen in (names.split(","), None):
         drafter = serving.engine_of("tenant", chosen).drafter
-        assert drafter is not None and [each.name for each in drafter.drafters] == expected
-        serving.default = ((name,), "auto")
+        result = drafter and [each.name for each in drafter.drafters]
+        assert result == [*expected, "suffix", "model"]
+        serving.default = (tuple(names.split(",")), "auto")
+    assert (serving.engine_of("tenant", store=None).drafter is None) == (names == "rest")
+    with pytest.raises(InputError, match=r"no store; expected one\. Leave `store` out, or name an"):
+        serving.engine_of("tenant", "rest", store=None)
     serving.close(0.0)
 
 
