@@ -47,7 +47,9 @@ def test_a_server_drafts_with_the_head_of_a_folder(tmp_path: Path, beside: str |
     result.close(0.0)
 
 
-@pytest.mark.parametrize("names", ["model", "rest", "fused,context", "fused,fused", "fused,auto"])
+@pytest.mark.parametrize(
+    "names", ["model", "rest", "fused", "fused,context", "fused,fused", "fused,auto"]
+)
 def test_a_method_may_use_the_sources_of_the_server(names: str) -> None:
     draft = tiny.model("llama", dtype=torch.float64)
     serving = Serving(Engine(engine().model, tiny.tokenizer(), None, draft), NAME)
@@ -55,8 +57,11 @@ def test_a_method_may_use_the_sources_of_the_server(names: str) -> None:
     expected = ["context"] * ("fused" in names) + ["recycling"] * ("auto" in names)
     for chosen in (names.split(","), None):
         drafter = serving.engine_of("tenant", chosen).drafter
-        result = drafter and [each.name for each in drafter.drafters]
-        assert result == [*expected, "suffix", "model"]
+        assert drafter and [each.name for each in drafter.drafters] == [
+            *expected,
+            "suffix",
+            "model",
+        ]
         serving.default = (tuple(names.split(",")), "auto")
     assert (serving.engine_of("tenant", store=None).drafter is None) == (names == "rest")
     with pytest.raises(InputError, match=r"no store; expected one\. Leave `store` out, or name an"):
