@@ -57,11 +57,7 @@ def test_a_method_may_use_the_sources_of_the_server(names: str) -> None:
     expected = ["context"] * ("fused" in names) + ["recycling"] * ("auto" in names)
     for chosen in (names.split(","), None):
         drafter = serving.engine_of("tenant", chosen).drafter
-        assert drafter and [each.name for each in drafter.drafters] == [
-            *expected,
-            "suffix",
-            "model",
-        ]
+        assert drafter and [d.name for d in drafter.drafters] == [*expected, "suffix", "model"]
         serving.default = (tuple(names.split(",")), "auto")
     assert (serving.engine_of("tenant", store=None).drafter is None) == (names == "rest")
     with pytest.raises(InputError, match=r"no store; expected one\. Leave `store` out, or name an"):
