@@ -1,12 +1,12 @@
 """Size of the library: each measure of HOUSE's table that can be counted.
 
 A limit is the value that was reached; it falls when a room becomes shorter. The goal is the target.
-The library's limit rose seven times: by 850 lines for repairs and forwards on ONNX Runtime; by
+The library's limit rose eight times: by 850 lines for repairs and forwards on ONNX Runtime; by
 1,680 for office files, books, mail, tables, manual pages, support of answers and 8-bit models from
 a cached graph; by 151 for more families on ONNX Runtime; by 263 for more forms of heads and checks
 of options before torch loads; by 126 for numbers of office files, scaled positions of GGUF files
-and checks of heads; by 258 and by 166 for repairs, mostly of readers, search and support. The
-tests' limit rose by 65 for tables of next tokens and by 112 for these repairs.
+and checks of heads; by 258, by 166 and by 17 for repairs, mostly of readers, search and support.
+The tests' limit rose by 65 for tables of next tokens and fell by 176 in these repairs.
 """
 
 import ast
@@ -75,8 +75,8 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(50_726, 40_000),
-    lines_of_tests: Limit(46_496, 42_000),
+    lambda: lines(LIBRARY): Limit(50_743, 40_000),
+    lines_of_tests: Limit(46_208, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(0, 0),
