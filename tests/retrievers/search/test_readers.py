@@ -218,6 +218,7 @@ CASES: list[tuple[str, Callable[[Path], None], str, str, list[str]]] = [
     ("v.1", write(b".TH V 1\n.ig zz\na\n.zz\n.SH N\nx\n.zz"), "N\n\nx", "V(1)", []),
     ("w.1", write(NESTED_MACRO), "N\n\nx q", "W(1)", []),
     ("u.1", write(b".TH U 1\n.de X\n.X \\\\$* \\\\$*\n..\n.SH N\nx\n.X a"), "N\n\nx", "U(1)", []),
+    ("c.1", write(b".TH C 1\n.SH N\na \\\\c\nb \\c\nc"), "N\n\na \\c b c", "C(1)", []),
     ("rm.1", write(b".TH RM 1\n.SH POPIS\n.P\nUvolni."), "POPIS\n\nUvolni.", "RM(1)", []),
     *((name, write(data), text, "", []) for name, (data, text) in TEXTS.items()),
 ]
