@@ -78,7 +78,8 @@ def _of_row(processor: Any, row: int, rows: BatchRows, memo: dict[int, object]) 
     """Return a processor of one row, with that row's part of the state for all rows."""
     kind, prompt = type(processor).__name__, row // rows.n
     if kind == "PrefixConstrainedLogitsProcessor":
-        return type(processor)(lambda _, ids: processor._prefix_allowed_tokens_fn(row, ids), 1)
+        number = row // processor._num_beams  # since 5.24 the rows of a prompt, before 1
+        return type(processor)(lambda _, ids: processor._prefix_allowed_tokens_fn(number, ids), 1)
     copy: Any = copied(processor, memo)
     if kind == "RepetitionPenaltyLogitsProcessor" and torch.is_tensor(copy.prompt_ignore_length):
         copy.prompt_ignore_length = copy.prompt_ignore_length[row : row + 1]

@@ -120,6 +120,11 @@ def test_allowed_tokens_are_requested_by_row(model: Any) -> None:
 
     check_greedy(model, PROMPTS, prefix_allowed_tokens_fn=allowed)
     assert rows == {0, 1}
+    # A number is that of a prompt since transformers 5.24, of a text before.
+    sampled = {**padded(PROMPTS), **COMMON, "do_sample": True, "num_return_sequences": 2}
+    sampled["prefix_allowed_tokens_fn"] = lambda row, ids: [10 + row]
+    ours = generate(model, speculation=Speculation(), **sampled)
+    assert torch.equal(ours, model.generate(**sampled))
 
 
 def test_a_stateful_processor_gets_the_ids_of_transformers(model: Any) -> None:

@@ -5,8 +5,8 @@ The library's limit rose eight times: by 850 lines for repairs and forwards on O
 1,680 for office files, books, mail, tables, manual pages, support of answers and 8-bit models from
 a cached graph; by 151 for more families on ONNX Runtime; by 263 for more forms of heads and checks
 of options before torch loads; by 126 for numbers of office files, scaled positions of GGUF files
-and checks of heads; by 258, by 166 and by 17 for repairs, mostly of readers, search and support.
-The tests' limit rose by 65 for tables of next tokens and fell by 175 in these repairs.
+and checks of heads; by 258, by 166 and by 18 for repairs, mostly of readers, search and support.
+The tests' limit rose by 65 for tables of next tokens and fell by 169 in these repairs.
 """
 
 import ast
@@ -75,8 +75,8 @@ def share_of_any() -> float:
 
 
 LIMITS: dict[Callable[[], float], Limit] = {
-    lambda: lines(LIBRARY): Limit(50_743, 40_000),
-    lines_of_tests: Limit(46_209, 42_000),
+    lambda: lines(LIBRARY): Limit(50_744, 40_000),
+    lines_of_tests: Limit(46_215, 42_000),
     files_of_a_folder: Limit(15, 15),
     lines_of_a_function: Limit(60, 60),
     long_argument_lists: Limit(0, 0),

@@ -16,7 +16,8 @@ PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3]]
 PAD = 96
 NEW = 12
 # Attributes that transformers' factory of processors reads beside the settings.
-BESIDE = {"use_cache", "_eos_token_tensor", "num_beams", "max_length", "do_sample"}
+_BESIDE = "use_cache _eos_token_tensor num_beams num_return_sequences max_length do_sample"
+BESIDE = {*_BESIDE.split()}
 
 
 def padded(prompts: list[list[int]]) -> dict[str, Any]:
