@@ -211,7 +211,7 @@ def _write_keys(
     first = None if tokenizer is None else tokenizer.bos_token_id
     before = [] if tokenizer is None or first is None else tokenizer("")["input_ids"][:1]
     before = before if before == [first] else []  # which stands before every text
-    room = MOST_LOGITS // target.vocab_size  # of a text whose logits are made at once
+    room = MOST_LOGITS // target.vocab_size  # of a text whose logits are computed at once
     size = min(WINDOW, room, target.max_length or WINDOW)
     stream = _windows(_limited(checked(texts, target.vocab_size), most), size, before)
     keys, starts, width = 0, [0], 0
